@@ -1,0 +1,94 @@
+"""Experiments by name or path, their fingerprint, the name of a run, JSON and back."""
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+from configs.knobs import diff, flatten, nearest, replace
+from configs.schema import Experiment
+
+FOLDER = Path(__file__).parent
+
+
+class UserError(Exception):
+    """A mistake in what the user gave, told in one or two lines; the command ends with exit status 2."""
+
+
+def names() -> list[str]:
+    """The experiments of this folder, by name."""
+    return sorted(path.stem for path in FOLDER.glob("*.py") if re.search(r"^def config\(", path.read_text(), re.M))
+
+
+def load(name_or_path: str) -> Experiment:
+    """The experiment of that name in configs/, or of that .py file: what its `config()` returns, with `run.name` filled in.
+
+    Raises UserError where there is no such experiment, or where its file does not import.
+    """
+    path = Path(name_or_path)
+    if name_or_path.endswith(".py"):
+        if not path.is_file():
+            raise UserError(f"config file {name_or_path} does not exist")
+    elif name_or_path in names():
+        path = FOLDER / f"{name_or_path}.py"
+    else:
+        raise UserError(f"no experiment is named {name_or_path!r}; {nearest(name_or_path, names())}, or give the path of a .py file")
+    try:
+        spec = importlib.util.spec_from_file_location(f"configs.{path.stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        config = module.config()
+    except Exception as error:
+        line = getattr(error, "lineno", None) or (error.__traceback__ and innermost_line(error, path))
+        raise UserError(f"config file {path} does not import: {type(error).__name__}: {error}" + (f" (line {line})" if line else "")) from error
+    if not isinstance(config, Experiment):
+        raise UserError(f"config file {path}: config() must return a configs.schema.Experiment, not {type(config).__name__}")
+    return config if config.run.name else replace(config, {"run.name": path.stem})
+
+
+def innermost_line(error: Exception, path: Path) -> int | None:
+    """The last line of the file `path` that the error's traceback passes through."""
+    line, trace = None, error.__traceback__
+    while trace:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def fingerprint(config: Experiment) -> str:
+    """Twelve hexadecimal digits that depend on every knob except the run section."""
+    identity = {knob: value for knob, value in flatten(config).items() if not knob.startswith("run.")}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def run_name(config: Experiment, base: Experiment) -> str:
+    """The name of a run: its experiment and what differs from it, such as `tiny,norm.placement=post`, at most 120 characters."""
+    parts = [base.run.name or "run"] + [f"{knob.removeprefix('model.')}={value}" for knob, (_, value) in diff(config, base).items()]
+    name = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))
+    return name if len(name) <= 120 else f"{name[:100].rstrip(',')},{fingerprint(config)}"
+
+
+def to_json(config: Experiment) -> str:
+    """The config as nested JSON, one knob a line."""
+    return json.dumps(dataclasses.asdict(config), indent=1) + "\n"
+
+
+def from_json(text: str) -> Experiment:
+    """The config that `to_json` wrote. Raises UserError where the text is not one."""
+    try:
+        nested = json.loads(text)
+        flat = {knob: tuple(value) if isinstance(value, list) else value for knob, value in flatten_json(nested)}
+        return replace(Experiment(), flat)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"not a config: {error}") from error
+
+
+def flatten_json(nested: dict, prefix: str = ""):
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            yield from flatten_json(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,0 +1,50 @@
+"""Logical axes to mesh axes: one table for parameters and activations."""
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from models.parameters import Row
+
+AXES: dict[str | None, str | tuple[str, ...] | None] = {
+    # parameters
+    "embed": "fsdp",  # model width
+    "vocab": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    # activations, by their letter
+    "b": ("data", "fsdp"),
+    "h": "tensor",
+    "g": "tensor",
+    "f": "tensor",
+    "v": "tensor",
+}
+"""What is not named here is replicated; so is an axis that its mesh axes do not divide (key heads fewer than `tensor`, an odd vocabulary)."""
+
+
+def partition(axes, shape, mesh) -> PartitionSpec:
+    """The PartitionSpec of an array with these logical axes and shape on a mesh."""
+
+    def along(axis, size):
+        names = AXES.get(axis)
+        if names is None:
+            return None
+        shares = 1
+        for name in (names,) if isinstance(names, str) else names:
+            shares *= mesh.shape[name]
+        return names if size % shares == 0 else None
+
+    return PartitionSpec(*(along(axis, size) for axis, size in zip(axes, shape, strict=True)))
+
+
+def parameter_shardings(rows: list[Row], mesh) -> dict[str, NamedSharding]:
+    """The sharding of each parameter on a mesh."""
+    return {row.path: NamedSharding(mesh, partition(row.axes, row.shape, mesh)) for row in rows}
+
+
+def constrain(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """`x` laid out by its logical axes on the mesh of the context, or `x` itself where there is none."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, partition(axes, x.shape, mesh))

@@ -1,0 +1,54 @@
+"""The decoder: embed, stack, final norm, head."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from configs.model import Model
+from models.norms import PLACEMENTS, Norm
+from models.parameters import parameter
+from models.projection import Operands, Projection, project
+from models.stack import Stack
+from models.taps import Taps
+
+
+class Output(NamedTuple):
+    """Logits, and what the taps recorded by site: for a site of the layers, a sequence indexed by layer."""
+
+    logits: Float[Array, "b t v"]
+    records: dict[str, Any]
+
+
+class Transformer(nnx.Module):
+    """A decoder-only transformer, without values until `models.init.initialise` or `models.parameters.bind` gives them.
+
+    `operands` is the precision of the factors of every matrix product; `rows` the query rows at site "attn.rows".
+    """
+
+    def __init__(self, config: Model, *, operands: Operands = "float32", rows: int = 16):
+        self.config, self.operands = config, operands
+        self.embed = parameter((config.vocab, config.width), "embed", ("vocab", "embed"), fan=(config.vocab, config.width))
+        self.stack = Stack(config, rows, operands)
+        final = PLACEMENTS[config.norm.placement].final if config.norm.final is None else config.norm.final
+        self.norm = Norm(config.norm, (config.width,), "norm.final", ("embed",)) if final else None
+        self.head = None
+        if not config.tied:
+            self.head = Projection("btd,dv->btv", (config.width, config.vocab), "head", ("embed", "vocab"), operands=operands)
+
+    def __call__(
+        self, tokens: Int[Array, "b t"], *, positions: Int[Array, "t"] | None = None, taps: Taps | None = None, remat: str = "none"
+    ) -> Output:
+        """Logits of the next token at each position. `positions` (default 0, 1, …) may start anywhere; `remat` is a row of REMATS."""
+        taps = Taps() if taps is None else taps
+        tap = taps.frame()
+        positions = jnp.arange(tokens.shape[1]) if positions is None else positions
+        x = jnp.take(self.embed[...], tokens, axis=0)
+        x = tap("embed", x if self.config.embedding_scale is None else x * jnp.asarray(self.config.embedding_scale, x.dtype))
+        x, records = self.stack(x, positions, taps, remat)
+        x = tap("resid.final", x if self.norm is None else self.norm(x))
+        logits = project("btd,dv->btv", x, self.embed[...].T, self.operands) if self.head is None else self.head(x)
+        cap = self.config.softcap
+        logits = tap("logits", logits if cap is None else cap * jnp.tanh(logits / cap))
+        return Output(logits, records | tap.records)

@@ -1,5 +1,6 @@
 # Set up and run: each target needs only git, make and Python 3.11 or newer.
-PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
+PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,\
+	$(shell $(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 BIN := .venv/bin
 
 .PHONY: train test lint
@@ -13,6 +14,7 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 
 .venv/installed: pyproject.toml
+	$(if $(PYTHON),,$(error Python 3.11 or newer was not found; name one: make PYTHON=/path/to/python $(MAKECMDGOALS)))
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@

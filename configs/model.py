@@ -42,6 +42,16 @@ class NormContract:
     def __post_init__(self):
         require(self.eps >= 0, f"norm eps = {self.eps}: must not be negative, such as 1e-6")
 
+    def words(self, over: int = 1) -> str:
+        """The contract as one line; `over`: trailing axes that share one statistic."""
+        if self.kind == "none":
+            return "none"
+        centred = self.centring == "yes" or (self.centring == "kind" and self.kind == "layer")
+        eps = {"inside": f"sqrt(m + {self.eps:g})", "outside": f"sqrt(m) + {self.eps:g}", "floor": f"max(sqrt(m), {self.eps:g})"}
+        parts = [self.kind, "centred" if centred else "not centred", *([] if self.kind == "dyt" else [eps[self.eps_position]])]
+        parts += [f"scale {self.scale} {self.scale_cast} the cast" if self.scale else "no scale", "bias" if self.bias else "no bias"]
+        return ", ".join([*parts, f"statistics {self.statistics}", *(["over all heads"] if over > 1 else [])])
+
 
 @dataclass(frozen=True)
 class Norm(NormContract):

@@ -5,10 +5,11 @@ what `--help` prints. Rules inside a section are checked by the section; rules b
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from configs.knobs import require
+from configs.knobs import flatten, require
 from configs.model import Model
 
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
@@ -175,6 +176,8 @@ class Experiment:
     run: Run = Run()
 
     def __post_init__(self):
+        for knob, value in flatten(self).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{knob} = {value}: must be finite")
         for section in (self.instruments, self.eval, self.checkpoint):
             for knob in dataclasses.fields(section):
                 value = getattr(section, knob.name)

@@ -40,9 +40,8 @@ class Attention(nnx.Module):
         norm = lambda role, heads, axis: qk_norm(config.qk_norm, role, heads, axis, k)
         self.q_norm, self.k_norm = norm("q", h, "heads"), norm("k", g, "kv_heads")
         self.v_norm = norm("v", g, "kv_heads") if config.qk_norm.values else None
-        self.temperature = None
-        if config.qk_norm.kind == "l2":
-            self.temperature = parameter((h,), "qk_norm.temperature", ("heads",), constant=config.qk_norm.temperature)
+        temperature = lambda: parameter((h,), "qk_norm.temperature", ("heads",), constant=config.qk_norm.temperature)
+        self.temperature = temperature() if config.qk_norm.kind == "l2" else None
 
     def __call__(self, x: Float[Array, "b t d"], positions: Int[Array, "t"], tap: Tap) -> Float[Array, "b t d"]:
         config = self.config

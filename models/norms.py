@@ -166,3 +166,16 @@ def slots(config: NormConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
         row.attention if config.attention_slots is None else config.attention_slots,
         row.mlp if config.mlp_slots is None else config.mlp_slots,
     )
+
+
+def contracts(model: nnx.Module) -> list[tuple[str, str, str]]:
+    """Each norm of a transformer: its place in the layer (or the frame), its contract in words, and the layers that have it."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for path, module in nnx.iter_graph(model):
+        if isinstance(module, Norm):
+            layers = []
+            if path[:2] == ("stack", "segments"):
+                segment = model.stack.segments[path[2]]
+                layers, path = segment.layers[path[4] :: len(segment.unit)], path[5:]
+            found.setdefault((".".join(map(str, path)), module.contract.words(module.over)), []).extend(layers)
+    return [(place, words, ", ".join(map(str, sorted(layers))) or "frame") for (place, words), layers in found.items()]

@@ -33,9 +33,8 @@ class Transformer(nnx.Module):
         self.stack = Stack(config, rows, operands)
         final = PLACEMENTS[config.norm.placement].final if config.norm.final is None else config.norm.final
         self.norm = Norm(config.norm, (config.width,), "norm.final", ("embed",)) if final else None
-        self.head = None
-        if not config.tied:
-            self.head = Projection("btd,dv->btv", (config.width, config.vocab), "head", ("embed", "vocab"), operands=operands)
+        head = lambda: Projection("btd,dv->btv", (config.width, config.vocab), "head", ("embed", "vocab"), operands=operands)
+        self.head = None if config.tied else head()
 
     def __call__(
         self, tokens: Int[Array, "b t"], *, positions: Int[Array, "t"] | None = None, taps: Taps | None = None, remat: str = "none"

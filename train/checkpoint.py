@@ -1,0 +1,131 @@
+"""Checkpoints through orbax, each array with a digest of its own: what comes back is what was saved, or is refused by name."""
+
+import json
+import zlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+
+from configs.knobs import diff
+from configs.load import UserError, from_json, to_json
+from configs.schema import Experiment
+from train.state import State
+
+MODEL = ("model.",)
+
+
+class SaveError(UserError):
+    """A checkpoint could not be written."""
+
+
+class Checkpoints:
+    """The checkpoints of a run: written in the background, the latest `keep` and the best by held-out loss kept."""
+
+    def __init__(self, directory: Path, config: Experiment):
+        self.directory, self.config = directory.absolute(), config
+        best = BestN(get_metric_fn=lambda metrics: metrics["eval_loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False)
+        policy = AnyPreservationPolicy([LatestN(config.checkpoint.keep), best])
+        options = ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True)
+        self.manager = ocp.CheckpointManager(self.directory, options=options)
+
+    def save(self, step: int, state: State, eval_loss: jax.Array | None) -> None:
+        """Starts saving the state after `step` updates. Raises SaveError where this save, or one before it, cannot be written."""
+        arrays = named(state)
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(arrays),
+            digests=ocp.args.JsonSave(digests(arrays)),
+            config=ocp.args.JsonSave(json.loads(to_json(self.config))),
+        )
+        metrics = None if eval_loss is None else {"eval_loss": float(jax.device_get(eval_loss))}
+        self.guarded(lambda: self.manager.save(step, args=items, metrics=metrics, force=True))
+
+    def finish(self) -> None:
+        """Waits until every save is on the disk. Raises SaveError where one could not be written."""
+        self.guarded(self.manager.wait_until_finished)
+
+    def guarded(self, action) -> None:
+        try:
+            action()
+        except Exception as error:  # orbax passes on whatever the file system or tensorstore raised, as bare Exceptions too
+            steps = self.steps()
+            kept = f"the checkpoint of step {steps[0]} is untouched" if steps else "there is no earlier checkpoint"
+            raise SaveError(f"checkpoint in {self.directory} cannot be written: {first_line(error)}; {kept}") from error
+
+    def steps(self) -> list[int]:
+        """Saved steps, newest first."""
+        self.manager.reload()
+        return sorted(self.manager.all_steps(), reverse=True)
+
+    def restore(self, shapes: State, report) -> tuple[int, State] | None:
+        """The newest sound checkpoint laid out as `shapes` says, or None where nothing was saved.
+
+        A damaged one is named through `report` and passed over. Raises UserError where a checkpoint belongs to another model, or where
+        all are damaged.
+        """
+        steps = self.steps()
+        for step in steps:
+            try:
+                return step, self.read(step, shapes)
+            except UserError:
+                raise
+            except Exception as error:  # a damaged file surfaces as any exception that orbax, tensorstore or json has
+                report(f"checkpoint {self.directory.name}/{step} is damaged: {first_line(error)}; trying the one before")
+        if steps:
+            raise UserError(f"{self.directory}: all of its {len(steps)} checkpoints are damaged; nothing was changed")
+        return None
+
+    def read(self, step: int, shapes: State) -> State:
+        """The state saved at a step, every array compared with its digest."""
+        saved = self.manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore(), digests=ocp.args.JsonRestore()))
+        changes = diff(from_json(json.dumps(saved["config"])), self.config)
+        differing = [f"{knob} = {theirs} there, {ours} here" for knob, (ours, theirs) in changes.items() if knob.startswith(MODEL)]
+        if differing:
+            raise UserError(f"checkpoint {self.directory}/{step} is of another model: " + "; ".join(differing))
+        arrays = self.manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(named(shapes))))["state"]
+        for name, digest in digests(arrays).items():
+            if saved["digests"].get(name) != digest:
+                raise ValueError(f"array {name} does not match its digest")
+        return jax.tree.unflatten(jax.tree.structure(shapes), list(arrays.values()))
+
+    def close(self) -> None:
+        self.manager.close()
+
+
+def named(state: State) -> dict[str, jax.Array]:
+    """The arrays of a state by name, in the order of its leaves."""
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]}
+
+
+def digests(arrays: dict[str, jax.Array]) -> dict[str, str]:
+    """A 64-bit digest of each array, the same on every mesh: computed where the array lies, in integers, so in any order."""
+    found = jax.device_get(jax.jit(lambda tree: {name: digest(x, zlib.crc32(name.encode())) for name, x in tree.items()})(arrays))
+    return {name: "".join(f"{int(half):08x}" for half in halves) for name, halves in found.items()}
+
+
+def digest(x: jax.Array, salt: int) -> tuple[jax.Array, jax.Array]:
+    """Two sums modulo 2^32 over elements of mix(bits + position constant); `mix` is a bijection, so one changed element always shows.
+
+    Mixer: the 32-bit finaliser of MurmurHash3 (Appleby 2011).
+    """
+    bits = jax.lax.bitcast_convert_type(x, {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]).astype(jnp.uint32)
+    position = jnp.full(x.shape, salt, jnp.uint32)
+    for axis in range(x.ndim):
+        position = position * jnp.uint32(x.shape[axis]) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    return tuple(mix(bits ^ mix(position + jnp.uint32(seed))).sum(dtype=jnp.uint32) for seed in (0x9E3779B9, 0x85EBCA77))
+
+
+def mix(h: jax.Array) -> jax.Array:
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        h = (h ^ (h >> shift)) * jnp.uint32(factor)
+    return h ^ (h >> 16)
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, cut to one short line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
+
+

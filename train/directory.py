@@ -1,0 +1,118 @@
+"""The run directory: claimed once, never overwritten."""
+
+import datetime
+import importlib.metadata
+import json
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from configs.knobs import diff
+from configs.load import UserError, fingerprint, from_json, to_json
+from configs.schema import Experiment
+from train.data.corpus import Corpus
+
+CONFIG, CONDITIONS, SUMMARY = "config.json", "conditions.json", "summary.json"
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "tensorboard")
+MAY_CHANGE = ("mesh.",)
+"""Knobs that a resumed run may have otherwise: where it runs, not what it computes."""
+
+
+def claim(config: Experiment) -> Path:
+    """The directory <run.root>/<run.name>, new or, to be resumed, that of the same run.
+
+    Raises UserError, and changes nothing, where it holds another config (the difference is told), holds this one and run.resume is
+    not set, or holds something else.
+    """
+    directory = Path(config.run.root).expanduser() / config.run.name
+    held = directory / CONFIG
+    if not held.exists():
+        if directory.exists() and any(directory.iterdir()):
+            raise UserError(f"run directory {directory} is not empty and holds no {CONFIG}; choose another --run.name")
+        return directory
+    try:
+        before = from_json(held.read_text())
+    except UserError as error:
+        raise UserError(f"{held} is damaged ({error}); choose another --run.name") from error
+    changes = {knob: values for knob, values in diff(config, before).items() if not (config.run.resume and knob.startswith(MAY_CHANGE))}
+    if changes:
+        told = "; ".join(f"{knob} = {there!r} there, {here!r} here" for knob, (there, here) in changes.items())
+        raise UserError(f"run directory {directory} holds another config: {told}\nchoose another --run.name, or give the same knobs")
+    if not config.run.resume:
+        raise UserError(f"run directory {directory} holds this run already: continue it with --run.resume, or choose another --run.name")
+    return directory
+
+
+def describe(directory: Path, config: Experiment, corpus: Corpus, done: int, warnings: list[str]) -> bool:
+    """Writes config.json and conditions.json; where they are there, adds to the latter how the run goes on. Tells which it was."""
+    directory.mkdir(parents=True, exist_ok=True)
+    here = conditions_here(config, corpus) | {"warnings": warnings}
+    continued = (directory / CONFIG).exists()
+    if continued:
+        try:
+            before = json.loads((directory / CONDITIONS).read_text())
+        except (OSError, ValueError):
+            before = here
+        changed = {key: value for key, value in here.items() if before.get(key) != value}
+        here = before | {"resumed": [*before.get("resumed", ()), {"step": done} | changed]}
+    write(directory / CONDITIONS, json.dumps(here, indent=1) + "\n")
+    if not continued:
+        write(directory / CONFIG, to_json(config))
+    return continued
+
+
+def write(path: Path, text: str) -> None:
+    """Replaces a file in one step: a full disk or a killed process leaves the old one."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+def conditions_here(config: Experiment, corpus: Corpus | None = None) -> dict[str, Any]:
+    """What a number depends on beside the config: hardware, devices, versions, code, data, time."""
+    device = jax.devices()[0]
+    conditions = {
+        "host": platform.node(),
+        "machine": platform.machine(),
+        "processor": processor(),
+        "devices": f"{len(jax.devices())} {device.device_kind} ({device.platform})",
+        "processes": jax.process_count(),
+        "mesh": {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor},
+        "dtype": config.train.dtype,
+        "batch": {"sequences": config.data.batch, "tokens": config.data.sequence},
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "commit": commit(),
+        "start": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "fingerprint": fingerprint(config),
+    }
+    if corpus is not None:
+        conditions["corpus"] = {
+            "source": corpus.source,
+            "files": corpus.files,
+            "sha256": corpus.sha256,
+            "bytes": {"train": len(corpus.train), "held_out": len(corpus.held_out)},
+        }
+    return conditions
+
+
+def processor() -> str:
+    """The processor's name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def commit() -> str | None:
+    """The commit of the code, with "+changes" where the working tree differs; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        git = lambda *words: subprocess.run(("git", "-C", here, *words), capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,107 @@
+"""A run, from config to summary, top to bottom."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from configs.load import fingerprint
+from configs.schema import Experiment
+from models import init
+from train import directory as run_directory
+from train.checkpoint import Checkpoints
+from train.clock import Clock
+from train.data.batches import held_out_batch, training_batches
+from train.data.corpus import entropies, read
+from train.guard import EXIT, Signals
+from train.log import Log
+from train.mesh import join_processes, make_mesh
+from train.recorder import Diverged, Recorder
+from train.state import make_plan
+from train.step import make_programs
+from train.summary import summarise
+
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def run(config: Experiment) -> int:
+    """Trains as the config says; returns the exit status. Line s of metrics.jsonl tells of the parameters after s updates."""
+    join_processes()
+    keep_compiled(config.run.compilation_cache)
+    directory = run_directory.claim(config)
+
+    mesh = make_mesh(config.mesh)
+    corpus = read(config.data.source)
+    batch = training_batches(corpus, config.data, config.train.seed, mesh)
+    held_out = [held_out_batch(corpus, config.data, mesh, config.data.batch, part, config.eval.batches) for part in range(config.eval.batches)]
+    probe_batch = held_out_batch(corpus, config.data, mesh, config.instruments.probe_batch)
+
+    plan = make_plan(config, mesh)
+    checkpoints = Checkpoints(directory / "checkpoints", config)
+    done, state = checkpoints.restore(plan.shapes(), console.print) or (0, plan.fresh())
+    warnings = [line for line in (init.warning(config.model),) if line]
+    continued = run_directory.describe(directory, config, corpus, done, warnings)
+    for line in warnings:
+        console.print(f"warning: {line}")
+
+    programs = make_programs(plan, batch(0), probe_batch)
+    clock, status, steps = Clock(config.data.batch * config.data.sequence), "failed", config.train.steps
+    log = Log(directory, config, done if continued else None)
+    try:
+        with Signals() as signals, Recorder(log, clock, config, done) as recorder, jax.transfer_guard_device_to_host("disallow"):
+            for step in itertools.count(done):
+                values: dict[str, Any] = {}
+                if step == steps or due(config.eval.every, step):
+                    values["eval/loss"] = programs.evaluate(state.parameters, held_out)
+                if due(config.instruments.probe_every, step):
+                    values |= programs.probe(state.parameters, probe_batch)
+                stopping = step == steps or signals.received
+                if step > done and config.checkpoint.every and (stopping or due(config.checkpoint.every, step)):
+                    recorder.settle()
+                    checkpoints.save(step, state, values.get("eval/loss"))
+                if stopping:
+                    break
+                train = programs.loud if due(config.instruments.every, step) else programs.quiet
+                state, panel = train(state, batch(step))
+                recorder.push(step, values | panel, timed=not values)
+            if step == steps:
+                recorder.push(step, values, timed=False)
+            recorder.settle()
+            checkpoints.finish()
+            status = "completed" if step == steps else signals.received
+    except Diverged as error:
+        status = "diverged"
+        console.print(f"diverged: {error}")
+    finally:
+        checkpoints.close()
+        unigram, bigram = entropies(corpus.held_out)
+        facts = {"fingerprint": fingerprint(config), "held_out_unigram_entropy": unigram, "held_out_bigram_entropy": bigram}
+        summary = summarise(directory, plan, status, clock) | facts
+        run_directory.write(directory / run_directory.SUMMARY, json.dumps(summary, indent=1) + "\n")
+    tell(directory, summary)
+    return EXIT[status]
+
+
+def due(every: int | None, step: int) -> bool:
+    """Whether something that happens every so many steps, from step 0 on, happens at this one."""
+    return every is not None and step % every == 0
+
+
+def keep_compiled(folder: str | None) -> None:
+    """Keeps compiled programs in a folder, for the next process that needs the same."""
+    if folder is not None:
+        jax.config.update("jax_compilation_cache_dir", str(Path(folder).expanduser()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def tell(directory: Path, summary: dict[str, Any]) -> None:
+    """Prints how the run ended."""
+    print(f"{summary['status']} at step {summary['step']}: {directory}")
+    if summary["eval_loss"] is not None:
+        print(f"held-out loss {summary['eval_loss']:.4f} nats per byte; of the same text the unigram entropy is "
+              f"{summary['held_out_unigram_entropy']:.4f}, the bigram entropy {summary['held_out_bigram_entropy']:.4f}")
+    print(f"tensorboard --logdir {directory.parent}")

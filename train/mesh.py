@@ -1,0 +1,26 @@
+"""Processes and the mesh of devices."""
+
+import os
+
+import jax
+from jax.sharding import AxisType
+
+from configs.load import UserError
+from configs.schema import Mesh
+
+
+def join_processes() -> None:
+    """Joins the other processes of a Slurm, TPU pod or hand-made cluster run; does nothing where there is but one."""
+    several = int(os.environ.get("SLURM_NTASKS", "1")) > 1 or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    if (several or "JAX_COORDINATOR_ADDRESS" in os.environ) and not jax.distributed.is_initialized():
+        jax.distributed.initialize()
+
+
+def make_mesh(config: Mesh) -> jax.sharding.Mesh:
+    """The mesh (data, fsdp, tensor) on the first devices. Raises UserError where there are fewer devices than it needs."""
+    shape = (config.data, config.fsdp, config.tensor)
+    devices = jax.devices()
+    size = config.data * config.fsdp * config.tensor
+    if size > len(devices):
+        raise UserError(f"mesh.data x mesh.fsdp x mesh.tensor = {size}: larger than the {len(devices)} {devices[0].platform} device(s) here")
+    return jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3, devices=devices[:size])

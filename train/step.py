@@ -1,0 +1,146 @@
+"""The compiled programs of a run: the training step, quiet or loud, the probe, and the evaluation."""
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Int
+
+from models.parameters import bind
+from train import instruments
+from train.data.batches import BATCH
+from train.instruments import PANEL, PROBE_PANEL, Instrument, Published
+from train.loss import Loss, next_token_loss
+from train.optim import share_of_peak
+from train.state import Plan, State
+
+
+def gradients(plan: Plan, panel: tuple[Instrument, ...], parameters, tokens: Int[Array, "b t"], accumulate: int = 1):
+    """Loss, gradient by path, and what the panel published, of a batch cut into `accumulate` parts taken one after the other."""
+    config = plan.config
+    carriers = instruments.carriers(panel, config.model.depth)
+
+    def loss_of(parameters, carriers, tokens):
+        taps = instruments.request(panel, carriers)
+        output = bind(plan.model, parameters)(tokens[:, :-1], taps=taps, remat=config.train.remat)
+        loss = next_token_loss(output.logits, tokens[:, 1:], config.train.z_loss)
+        return loss.total / accumulate, (loss, output.records)
+
+    differentiate = jax.grad(loss_of, argnums=(0, 1), has_aux=True)
+    if accumulate == 1:
+        found, (loss, records) = differentiate(parameters, carriers, tokens)
+    else:
+
+        def part(total, tokens):
+            found, aux = differentiate(parameters, carriers, tokens)
+            return jax.tree.map(jnp.add, total, found), aux
+
+        parts = tokens.reshape(-1, accumulate, tokens.shape[1]).swapaxes(0, 1)
+        found, (losses, records) = jax.lax.scan(part, jax.tree.map(jnp.zeros_like, (parameters, carriers)), parts)
+        loss, records = Loss(*(x.mean() for x in losses)), instruments.collapse(records)
+    of_parameters, square_sums = found
+    activations = tokens.shape[0] * (tokens.shape[1] - 1) * config.model.width
+    return loss, of_parameters, instruments.publish(panel, records, square_sums, activations)
+
+
+def make_step(plan: Plan, loud: bool) -> Callable[[State, Int[Array, "b t"]], tuple[State, Published]]:
+    """The training step, compiled with the plan's layout; the state is donated. A loud one also publishes the panel.
+
+    Both publish train/loss (cross entropy, nats per token), train/z_loss, train/grad_norm (before clipping), train/learning_rate and
+    train/skipped. Where train.on_nonfinite is "skip", a step whose loss or gradient is not finite changes nothing but its count.
+    """
+    config, panel = plan.config, PANEL if loud else ()
+    schedule = share_of_peak(config.optim, config.train.steps)
+
+    def step(state: State, tokens: Int[Array, "b t"]) -> tuple[State, Published]:
+        loss, of_parameters, published = gradients(plan, panel, state.parameters, tokens, config.train.accumulate)
+        updates, optimizer = plan.optimizer.update(of_parameters, state.optimizer, state.parameters)
+        grad_norm = optax.tree.norm(of_parameters)
+        skipped = state.skipped
+        new = optax.apply_updates(state.parameters, updates), optimizer
+        if config.train.on_nonfinite == "skip":
+            finite = jnp.isfinite(loss.total) & jnp.isfinite(grad_norm)
+            new = jax.tree.map(lambda ours, old: jnp.where(finite, ours, old), new, (state.parameters, state.optimizer))
+            skipped = skipped + ~finite
+        published |= {
+            "train/loss": loss.cross_entropy,
+            "train/z_loss": config.train.z_loss * loss.squared_log_z,
+            "train/grad_norm": grad_norm,
+            "train/learning_rate": config.optim.learning_rate * schedule(state.step),
+            "train/skipped": skipped,
+        }
+        if loud:
+            trees = {"grad": of_parameters, "param": state.parameters, "update": updates}
+            published |= instruments.parameter_statistics(plan.rows, config.model.depth, trees)
+        return State(state.step + 1, *new, skipped), published
+
+    return compile_on(plan, step, (plan.shardings, NamedSharding(plan.mesh, BATCH)), (plan.shardings, None), donate=(0,))
+
+
+def make_probe(plan: Plan) -> Callable[[State, Int[Array, "b t"]], Published]:
+    """The panel of a batch at the present parameters, gradients and logit quantiles with it, keys prefixed with "probe."."""
+
+    def probe(parameters, tokens: Int[Array, "b t"]) -> Published:
+        loss, of_parameters, published = gradients(plan, PROBE_PANEL, parameters, tokens)
+        published |= instruments.parameter_statistics(plan.rows, plan.config.model.depth, {"grad": of_parameters})
+        return {f"probe.{key}": value for key, value in (published | {"train/loss": loss.cross_entropy}).items()}
+
+    return compile_on(plan, probe, (plan.shardings.parameters, NamedSharding(plan.mesh, BATCH)), None)
+
+
+def make_evaluation(plan: Plan) -> Callable[[Any, Int[Array, "b t"]], Array]:
+    """Mean cross entropy of a batch at the present parameters, nats per token."""
+
+    def evaluate(parameters, tokens: Int[Array, "b t"]):
+        output = bind(plan.model, parameters)(tokens[:, :-1], remat="none")
+        return next_token_loss(output.logits, tokens[:, 1:]).cross_entropy
+
+    return compile_on(plan, evaluate, (plan.shardings.parameters, NamedSharding(plan.mesh, BATCH)), None)
+
+
+def compile_on(plan: Plan, function, inputs, outputs, donate=()):
+    """`function` under jit with explicit shardings, traced with the plan's mesh as context; None: replicated."""
+    replicated = NamedSharding(plan.mesh, PartitionSpec())
+
+    @functools.wraps(function)
+    def on_mesh(*arguments):
+        with jax.sharding.use_abstract_mesh(plan.mesh.abstract_mesh):
+            return function(*arguments)
+
+    outputs = jax.tree.map(lambda x: replicated if x is None else x, outputs, is_leaf=lambda x: x is None)
+    return jax.jit(on_mesh, in_shardings=inputs, out_shardings=outputs, donate_argnums=donate)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The compiled programs of a run; what its config never calls is None. `seconds`: what compiling each took."""
+
+    quiet: Callable | None
+    loud: Callable | None
+    probe: Callable | None
+    evaluate: Callable[[Any, list[Array]], Array]
+    seconds: dict[str, float]
+
+
+def make_programs(plan: Plan, batch: Int[Array, "b t"], probe_batch: Int[Array, "b t"]) -> Programs:
+    """Compiles ahead what the config calls, for batches of these shapes, so that no step waits for the compiler."""
+    instruments, state, seconds = plan.config.instruments, plan.shapes(), {}
+
+    def compiled(name: str, program, *arguments):
+        start = time.perf_counter()
+        found = program.lower(*arguments).compile()
+        seconds[name] = time.perf_counter() - start
+        return found
+
+    quiet = None if instruments.every == 1 else compiled("quiet", make_step(plan, loud=False), state, batch)
+    loud = None if instruments.every is None else compiled("loud", make_step(plan, loud=True), state, batch)
+    probe = None if instruments.probe_every is None else compiled("probe", make_probe(plan), state.parameters, probe_batch)
+    of_batch = compiled("evaluate", make_evaluation(plan), state.parameters, batch)
+    mean = jax.jit(lambda losses: jnp.mean(jnp.stack(losses)))
+    return Programs(quiet, loud, probe, lambda parameters, batches: mean([of_batch(parameters, part) for part in batches]), seconds)

@@ -90,7 +90,8 @@ def describe_type(kind) -> str:
 
 def spelling(value, kind) -> str:
     """The nearest of a Literal's choices, where the value is a text."""
-    choices = [c for option in (kind, *typing.get_args(kind)) if typing.get_origin(option) is typing.Literal for c in typing.get_args(option)]
+    literals = [option for option in (kind, *typing.get_args(kind)) if typing.get_origin(option) is typing.Literal]
+    choices = [choice for literal in literals for choice in typing.get_args(literal)]
     close = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
     return f"; perhaps you meant {close[0]!r}" if close else ""
 

@@ -42,7 +42,8 @@ def load(name_or_path: str) -> Experiment:
         config = module.config()
     except Exception as error:
         line = getattr(error, "lineno", None) or (error.__traceback__ and innermost_line(error, path))
-        raise UserError(f"config file {path} does not import: {type(error).__name__}: {error}" + (f" (line {line})" if line else "")) from error
+        where = f" (line {line})" if line else ""
+        raise UserError(f"config file {path} does not import: {type(error).__name__}: {error}{where}") from error
     if not isinstance(config, Experiment):
         raise UserError(f"config file {path}: config() must return a configs.schema.Experiment, not {type(config).__name__}")
     return config if config.run.name else replace(config, {"run.name": path.stem})

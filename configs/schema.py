@@ -195,7 +195,9 @@ class Experiment:
                 f"instruments.probe_batch = {self.instruments.probe_batch}: mesh.data x mesh.fsdp = {shares} must divide it")
         require(self.data.source != "stdlib" or self.model.vocab >= 256,
                 f"model.vocab = {self.model.vocab}: text is read as bytes, so it must be at least 256")
-        require(self.model.width % self.mesh.fsdp == 0, f"mesh.fsdp = {self.mesh.fsdp}: must divide model.width = {self.model.width}")
+        require(self.model.width % self.mesh.fsdp == 0,
+                f"mesh.fsdp = {self.mesh.fsdp}: must divide model.width = {self.model.width}")
         for index, layer in enumerate(self.model.layers):
             for knob, size in (("attention.heads", layer.attention.heads), ("mlp.width", layer.mlp.width)):
-                require(size % self.mesh.tensor == 0, f"mesh.tensor = {self.mesh.tensor}: must divide model.{knob} = {size} of layer {index}")
+                require(size % self.mesh.tensor == 0,
+                        f"mesh.tensor = {self.mesh.tensor}: must divide model.{knob} = {size} of layer {index}")

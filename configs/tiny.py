@@ -2,7 +2,7 @@
 
 Question: does everything work, and what do the statistics of a healthy run look like?
 Command:  python -m scripts.train tiny
-Expect:   a held-out loss near 1.7 nats per byte, well below the bigram entropy of the same text (2.42).
+Expect:   a held-out loss near 1.8 nats per byte, well below the bigram entropy of the same text (2.42).
 """
 
 from configs.knobs import replace
@@ -10,4 +10,8 @@ from configs.schema import Experiment
 
 
 def config() -> Experiment:
-    return replace(Experiment(), {"model.init.kind": "fan_in"})
+    return replace(Experiment(), {
+        "model.tied": False,
+        "model.init.kind": "fan_in",  # at width 96 the usual 0.02 is a fifth of 1/sqrt(width): it learns a third slower
+        "model.init.std": 1.0,  # of the embedding, so that tokens enter the stream as large as a branch's output
+    })

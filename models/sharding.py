@@ -19,7 +19,7 @@ AXES: dict[str | None, str | tuple[str, ...] | None] = {
     "f": "tensor",
     "v": "tensor",
 }
-"""What is not named here is replicated; so is an axis that its mesh axes do not divide (key heads fewer than `tensor`, an odd vocabulary)."""
+"""What is not named is replicated; so is an axis that its mesh axes do not divide (key heads fewer than `tensor`, an odd vocabulary)."""
 
 
 def partition(axes, shape, mesh) -> PartitionSpec:

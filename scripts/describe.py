@@ -30,17 +30,24 @@ def main() -> int:
 
     model = Transformer(config.model, operands=config.train.dtype)
     rows, common = table(model), Layer(**{knob.name: getattr(config.model, knob.name) for knob in dataclasses.fields(Layer)})
+
+    def place(index: int, layer: int) -> str:
+        changes = diff(config.model.layers[layer], common)
+        return f"+{index}: " + (", ".join(f"{knob} = {value!r}" for knob, (_, value) in changes.items()) or "as below")
+
+    def segment(of) -> tuple[str, str]:
+        how = "unrolled" if of.unroll else "scanned"
+        places = [place(index, of.start + index) for index in range(len(of.unit))]
+        return f"{of.layers[0]} to {of.layers[-1]}: {len(of.unit)} x {of.repeats}, {how}", "\n".join(places)
+
     show("Changes from base", ("knob", "base", "here"), ((knob, *values) for knob, values in diff(config, load("base")).items()))
-    show("Layers, as segments", ("layers", "what differs from the common layer, by place in the repeating unit"), (
-        (f"{s.layers[0]}-{s.layers[-1]}: {len(s.unit)} x {s.repeats}, {'unrolled' if s.unroll else 'scanned'}", "\n".join(
-            f"+{place}: " + (", ".join(f"{knob} = {value!r}" for knob, (_, value) in diff(config.model.layers[s.start + place], common).items())
-                             or "nothing") for place in range(len(s.unit)))) for s in model.stack.segments))
+    show("Layers, as segments", ("layers", "the places of the repeating unit"), map(segment, model.stack.segments))
     show("The common layer", ("knob", "value"), flatten(common).items())
-    by_role = counts(rows)
-    shapes = {role: sorted({row.shape if row.layers is None else row.shape[1:] for row in rows if row.role == role}) for role in by_role}
-    arrays = {role: sum(1 if row.layers is None else row.shape[0] for row in rows if row.role == role) for role in by_role}
+    of_role = {role: [row for row in rows if row.role == role] for role in counts(rows)}
+    shapes = {role: sorted({row.shape if row.layers is None else row.shape[1:] for row in of}) for role, of in of_role.items()}
     show("Parameters", ("role", "arrays", "shape of each", "numbers"), (
-        (role, arrays[role] or "", ", ".join(" x ".join(map(str, shape)) for shape in shapes[role]), f"{n:,}") for role, n in by_role.items()))
+        (role, sum(len(row.layers or "1") for row in of_role[role]), ", ".join(" x ".join(map(str, shape)) for shape in shapes[role]), f"{n:,}")
+        for role, n in counts(rows).items()))
     show("Norms", ("where", "contract", "layers"), contracts(model))
     show("Sites", ("site", "axes", "meaning"), ((name, site.axes, site.meaning) for name, site in SITES.items()))
     console.print(f"init: {init.kind(config.model)}; training FLOPs per token at sequence {config.data.sequence}: "

@@ -35,7 +35,11 @@ def parse_experiment(module: str, description: str, words: list[str] | None = No
 def with_values(words: list[str]) -> list[str]:
     """The words, with True after each yes-or-no knob that stands alone: --run.resume means --run.resume True."""
     switches = {f"--{knob}" for knob, kind in knob_types(Experiment).items() if kind is bool}
-    alone = lambda i: words[i].replace("-", "_").replace("__", "--", 1) in switches and not (words[i + 1 : i + 2] and not words[i + 1].startswith("--"))
+
+    def alone(i: int) -> bool:
+        last = i + 1 == len(words) or words[i + 1].startswith("--")
+        return last and words[i].startswith("--") and "--" + words[i][2:].replace("-", "_") in switches
+
     return [part for i, word in enumerate(words) for part in ((word, "True") if alone(i) else (word,))]
 
 
@@ -46,6 +50,8 @@ def exit_with(program: Callable[[], int]) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         status = 2
+    except KeyboardInterrupt:
+        status = 130
     except OSError as error:  # a full disk, a folder that may not be written
         print(f"error: {error.filename or 'a file'} cannot be written or read: {error.strerror or error}", file=sys.stderr)
         status = 2

@@ -1,6 +1,7 @@
 """The run directory: claimed once, never overwritten."""
 
 import datetime
+import functools
 import importlib.metadata
 import json
 import platform
@@ -21,8 +22,8 @@ MAY_CHANGE = ("mesh.",)
 """Knobs that a resumed run may have otherwise: where it runs, not what it computes."""
 
 
-def claim(config: Experiment) -> Path:
-    """The directory <run.root>/<run.name>, new or, to be resumed, that of the same run.
+def claim(config: Experiment) -> tuple[Path, bool]:
+    """The directory <run.root>/<run.name>, and whether it holds this run already and is to be continued; a new one gets config.json.
 
     Raises UserError, and changes nothing, where it holds another config (the difference is told), holds this one and run.resume is
     not set, or holds something else.
@@ -32,7 +33,9 @@ def claim(config: Experiment) -> Path:
     if not held.exists():
         if directory.exists() and any(directory.iterdir()):
             raise UserError(f"run directory {directory} is not empty and holds no {CONFIG}; choose another --run.name")
-        return directory
+        directory.mkdir(parents=True, exist_ok=True)
+        write(held, to_json(config))
+        return directory, False
     try:
         before = from_json(held.read_text())
     except UserError as error:
@@ -43,25 +46,19 @@ def claim(config: Experiment) -> Path:
         raise UserError(f"run directory {directory} holds another config: {told}\nchoose another --run.name, or give the same knobs")
     if not config.run.resume:
         raise UserError(f"run directory {directory} holds this run already: continue it with --run.resume, or choose another --run.name")
-    return directory
+    return directory, True
 
 
-def describe(directory: Path, config: Experiment, corpus: Corpus, done: int, warnings: list[str]) -> bool:
-    """Writes config.json and conditions.json; where they are there, adds to the latter how the run goes on. Tells which it was."""
-    directory.mkdir(parents=True, exist_ok=True)
-    here = conditions_here(config, corpus) | {"warnings": warnings}
-    continued = (directory / CONFIG).exists()
-    if continued:
+def describe(directory: Path, conditions: dict[str, Any], continued_at: int | None) -> None:
+    """Writes conditions.json; of a run continued at a step, adds what is different from then on."""
+    if continued_at is not None:
         try:
             before = json.loads((directory / CONDITIONS).read_text())
         except (OSError, ValueError):
-            before = here
-        changed = {key: value for key, value in here.items() if before.get(key) != value}
-        here = before | {"resumed": [*before.get("resumed", ()), {"step": done} | changed]}
-    write(directory / CONDITIONS, json.dumps(here, indent=1) + "\n")
-    if not continued:
-        write(directory / CONFIG, to_json(config))
-    return continued
+            before = conditions
+        changed = {key: value for key, value in conditions.items() if before.get(key) != value}
+        conditions = before | {"resumed": [*before.get("resumed", ()), {"step": continued_at} | changed]}
+    write(directory / CONDITIONS, json.dumps(conditions, indent=1) + "\n")
 
 
 def write(path: Path, text: str) -> None:
@@ -112,7 +109,8 @@ def commit() -> str | None:
     """The commit of the code, with "+changes" where the working tree differs; None outside a checkout."""
     here = Path(__file__).parent
     try:
-        git = lambda *words: subprocess.run(("git", "-C", here, *words), capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        run = functools.partial(subprocess.run, capture_output=True, text=True, check=True, timeout=10)
+        git = lambda *words: run(("git", "-C", here, *words)).stdout.strip()
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
         return None

@@ -120,7 +120,8 @@ def publish(panel: tuple[Instrument, ...], records: Mapping[str, Any], square_su
     for instrument in panel:
         if instrument.site in records:
             for suffix, function in instrument.publish.items():
-                published[instrument.tag + suffix] = by_layer(lambda found, i=instrument, f=function: f(found[i.tag].value()), records[instrument.site])
+                of_site = lambda found, tag=instrument.tag, function=function: function(found[tag].value())
+                published[instrument.tag + suffix] = by_layer(of_site, records[instrument.site])
     return published
 
 
@@ -199,7 +200,8 @@ def headline(values: Mapping[str, Any]) -> dict[str, float]:
 
 def known_keys() -> list[str]:
     """Every per-layer statistic that the panels may publish and TensorBoard draws, for the layout of its charts."""
-    of_panel = [i.tag + suffix for i in PROBE_PANEL for suffix in i.publish if SITES[i.site].layered and suffix != ".heads" and i.tag != HISTOGRAM]
+    drawn = [row for row in PROBE_PANEL if SITES[row.site].layered and row.tag != HISTOGRAM]
+    of_panel = [row.tag + suffix for row in drawn for suffix in row.publish if suffix != ".heads"]
     of_gradients = [f"activation_grad_rms.{site}" for site in GRADIENT_SITES]
     of_parameters = [f"{name}{group}" for name in ("grad_norm", "param_rms", "update_rms", "update_ratio")
                      for group in ("", ".attention", ".mlp", ".norm")]

@@ -73,13 +73,11 @@ class Log:
 
     def describe(self, config: Experiment) -> None:
         """The config as text, as hyperparameters, and the layout that draws all layers of a statistic in one chart."""
-        text = TensorProto(dtype=types_pb2.DT_STRING, string_val=[f"```json\n{to_json(config)}```".encode()], tensor_shape=TensorShapeProto())
-        self.put("config", text, texts.create_summary_metadata("config", ""))
+        self.put("config", string(f"```json\n{to_json(config)}```".encode()), texts.create_summary_metadata("config", ""))
         knobs = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in flatten(config).items()}
         self.event(0, summary=hparams.hparams_pb(knobs, trial_id=config.run.name))
-        charts = TensorProto(dtype=types_pb2.DT_STRING, string_val=[layout().SerializeToString()], tensor_shape=TensorShapeProto())
         plugin = SummaryMetadata.PluginData(plugin_name=custom_scalars.PLUGIN_NAME)
-        self.put(custom_scalars.CONFIG_SUMMARY_TAG, charts, SummaryMetadata(plugin_data=plugin))
+        self.put(custom_scalars.CONFIG_SUMMARY_TAG, string(layout().SerializeToString()), SummaryMetadata(plugin_data=plugin))
 
     def put(self, tag: str, tensor: TensorProto, metadata: SummaryMetadata) -> None:
         self.event(0, summary=Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=metadata)]))
@@ -96,6 +94,10 @@ class Log:
         self.flush()
         self.events.close()
         self.lines.close()
+
+
+def string(value: bytes) -> TensorProto:
+    return TensorProto(dtype=types_pb2.DT_STRING, string_val=[value], tensor_shape=TensorShapeProto())
 
 
 def plain(key: str, value):
@@ -134,9 +136,8 @@ def layout() -> layout_pb2.Layout:
     for prefix, title in (("", ""), ("probe.", "probe batch: ")):
         for name, pattern in CHARTS.items():
             keys = [prefix + key for key in known_keys() if re.match(pattern, key)]
-            charts = [
-                layout_pb2.Chart(title=key, multiline=layout_pb2.MultilineChartContent(tag=[rf"^{re.escape(key)}/layer_\d+$"])) for key in keys
-            ]
+            lines = lambda key: layout_pb2.MultilineChartContent(tag=[rf"^{re.escape(key)}/layer_\d+$"])
+            charts = [layout_pb2.Chart(title=key, multiline=lines(key)) for key in keys]
             categories.append(layout_pb2.Category(title=title + name, chart=charts, closed=bool(prefix)))
     return layout_pb2.Layout(category=categories)
 

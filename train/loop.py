@@ -8,16 +8,15 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from configs.load import fingerprint
 from configs.schema import Experiment
 from models import init
 from train import directory as run_directory
 from train.checkpoint import Checkpoints
 from train.clock import Clock
 from train.data.batches import held_out_batch, training_batches
-from train.data.corpus import entropies, read
+from train.data.corpus import read
 from train.guard import EXIT, Signals
-from train.log import Log
+from train.log import Log, spelled
 from train.mesh import join_processes, make_mesh
 from train.recorder import Diverged, Recorder
 from train.state import make_plan
@@ -31,25 +30,26 @@ def run(config: Experiment) -> int:
     """Trains as the config says; returns the exit status. Line s of metrics.jsonl tells of the parameters after s updates."""
     join_processes()
     keep_compiled(config.run.compilation_cache)
-    directory = run_directory.claim(config)
-
     mesh = make_mesh(config.mesh)
     corpus = read(config.data.source)
     batch = training_batches(corpus, config.data, config.train.seed, mesh)
-    held_out = [held_out_batch(corpus, config.data, mesh, config.data.batch, part, config.eval.batches) for part in range(config.eval.batches)]
+    parts = config.eval.batches
+    held_out = [held_out_batch(corpus, config.data, mesh, config.data.batch, part, parts) for part in range(parts)]
     probe_batch = held_out_batch(corpus, config.data, mesh, config.instruments.probe_batch)
-
     plan = make_plan(config, mesh)
+
+    directory, continued = run_directory.claim(config)
     checkpoints = Checkpoints(directory / "checkpoints", config)
     done, state = checkpoints.restore(plan.shapes(), console.print) or (0, plan.fresh())
     warnings = [line for line in (init.warning(config.model),) if line]
-    continued = run_directory.describe(directory, config, corpus, done, warnings)
     for line in warnings:
         console.print(f"warning: {line}")
+    conditions = run_directory.conditions_here(config, corpus) | {"warnings": warnings}
+    run_directory.describe(directory, conditions, done if continued else None)
 
     programs = make_programs(plan, batch(0), probe_batch)
-    clock, status, steps = Clock(config.data.batch * config.data.sequence), "failed", config.train.steps
     log = Log(directory, config, done if continued else None)
+    clock, step, steps, status = Clock(config.data.batch * config.data.sequence), done, config.train.steps, "failed"
     try:
         with Signals() as signals, Recorder(log, clock, config, done) as recorder, jax.transfer_guard_device_to_host("disallow"):
             for step in itertools.count(done):
@@ -73,14 +73,12 @@ def run(config: Experiment) -> int:
             checkpoints.finish()
             status = "completed" if step == steps else signals.received
     except Diverged as error:
-        status = "diverged"
+        status, step = "diverged", error.step
         console.print(f"diverged: {error}")
     finally:
         checkpoints.close()
-        unigram, bigram = entropies(corpus.held_out)
-        facts = {"fingerprint": fingerprint(config), "held_out_unigram_entropy": unigram, "held_out_bigram_entropy": bigram}
-        summary = summarise(directory, plan, status, clock) | facts
-        run_directory.write(directory / run_directory.SUMMARY, json.dumps(summary, indent=1) + "\n")
+        summary = summarise(directory, plan, status, step, clock, corpus)
+        run_directory.write(directory / run_directory.SUMMARY, json.dumps(spelled(summary), indent=1) + "\n")
     tell(directory, summary)
     return EXIT[status]
 

@@ -22,5 +22,6 @@ def make_mesh(config: Mesh) -> jax.sharding.Mesh:
     devices = jax.devices()
     size = config.data * config.fsdp * config.tensor
     if size > len(devices):
-        raise UserError(f"mesh.data x mesh.fsdp x mesh.tensor = {size}: larger than the {len(devices)} {devices[0].platform} device(s) here")
+        here = f"{len(devices)} {devices[0].platform} device(s)"
+        raise UserError(f"mesh.data x mesh.fsdp x mesh.tensor = {size}: larger than the {here} here")
     return jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3, devices=devices[:size])

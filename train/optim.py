@@ -8,11 +8,16 @@ import optax
 from configs.schema import Optim
 from models.parameters import Row
 
+def stable_then_linear(steps: int, optim: Optim) -> optax.Schedule:
+    fall = max(round(steps * optim.cooldown), 1)
+    return optax.linear_schedule(1.0, optim.floor, fall, steps - fall)
+
+
 SCHEDULES: dict[str, Callable[[int, Optim], optax.Schedule]] = {
     "cosine": lambda steps, optim: optax.cosine_decay_schedule(1.0, steps, optim.floor),
     "linear": lambda steps, optim: optax.linear_schedule(1.0, optim.floor, steps),
     "constant": lambda steps, optim: optax.constant_schedule(1.0),
-    "wsd": lambda steps, optim: optax.linear_schedule(1.0, optim.floor, max(round(steps * optim.cooldown), 1), steps - max(round(steps * optim.cooldown), 1)),
+    "wsd": stable_then_linear,
 }
 """Share of the peak learning rate over the `steps` after warmup; wsd: warmup-stable-decay, arXiv 2404.06395."""
 

@@ -14,6 +14,10 @@ from train.log import Log
 class Diverged(Exception):
     """The loss or the gradient of a step is not finite."""
 
+    def __init__(self, step: int, key: str, value: float):
+        super().__init__(f"{key} is {value} at step {step}; the panels before it are in metrics.jsonl")
+        self.step = step
+
 
 class Recorder:
     """As a context: a progress bar, the log, and the clock of the steps. `push` hands over the metrics of the step just dispatched and
@@ -61,4 +65,4 @@ class Recorder:
     def check(self, step: int, values: dict[str, Any]) -> None:
         for key in ("train/loss", "train/grad_norm"):
             if self.stops and not np.isfinite(values[key]):
-                raise Diverged(f"{key} is {float(values[key])} at step {step}; the panels before it are in metrics.jsonl")
+                raise Diverged(step, key, float(values[key]))

@@ -6,24 +6,27 @@ from typing import Any
 
 import numpy as np
 
+from configs.load import fingerprint
 from models.parameters import counts, flops_per_token
 from train.clock import Clock
+from train.data.corpus import Corpus, entropies
 from train.guard import Status
 from train.log import METRICS, read_lines
 from train.metrics import spike_score
 from train.state import Plan
 
 
-def summarise(directory: Path, plan: Plan, status: Status, clock: Clock) -> dict[str, Any]:
+def summarise(directory: Path, plan: Plan, status: Status, step: int, clock: Clock, corpus: Corpus) -> dict[str, Any]:
     """Losses are cross entropies in nats per token; the training loss is that of the last step, spike_score that of the gradient norm
     (`train.metrics.spike_score`), largest_attention_logit over all panels; step_seconds leave out compilation and evaluations."""
     lines = read_lines(directory / METRICS)
+    unigram, bigram = entropies(corpus.held_out)
     series = lambda key: [float(line[key]) for line in lines if key in line]
     train, held_out = series("train/loss"), series("eval/loss")
     logits = [x for line in lines for key in ("attention_logit_max", "probe.attention_logit_max") for x in numbers(line.get(key, ()))]
     return {
         "status": status,
-        "step": lines[-1]["step"] if lines else 0,
+        "step": step,
         "train_loss": train[-1] if train else None,
         "eval_loss": held_out[-1] if held_out else None,
         "best_eval_loss": float(np.nanmin(held_out)) if np.isfinite(held_out).any() else None,
@@ -35,6 +38,9 @@ def summarise(directory: Path, plan: Plan, status: Status, clock: Clock) -> dict
         "skipped_steps": int(series("train/skipped")[-1]) if train else 0,
         "parameters": counts(plan.rows),
         "flops_per_token": flops_per_token(plan.config.model, plan.rows, plan.config.data.sequence),
+        "held_out_unigram_entropy": unigram,
+        "held_out_bigram_entropy": bigram,
+        "fingerprint": fingerprint(plan.config),
     }
 
 

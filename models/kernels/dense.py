@@ -9,7 +9,7 @@ def scores(
     q: Float[Array, "b t h k"], k: Float[Array, "b s g k"], *, scale: float, softcap: float | None, operands: str = "float32"
 ) -> Float[Array, "b g r t s"]:
     """Logits z = cap(scale q.k), each query head against the key head of its group; at least float32, no mask."""
-    b, t, h, width = q.shape
+    b, t, _, width = q.shape
     q = q.reshape(b, t, k.shape[2], -1, width)
     q, k = (x.astype(jnp.bfloat16) if operands == "bfloat16" else x for x in (q, k))
     z = scale * jnp.einsum("btgrk,bsgk->bgrts", q, k, preferred_element_type=jnp.promote_types(q.dtype, jnp.float32))

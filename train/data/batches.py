@@ -32,7 +32,8 @@ def check_size(corpus: Corpus, sequence: int) -> None:
     """Raises UserError where a part of the corpus is shorter than one sequence."""
     for name, text in (("training", corpus.train), ("held-out", corpus.held_out)):
         if len(text) <= sequence:
-            raise UserError(f"data.source = {corpus.source!r}: its {name} part has {len(text)} bytes, fewer than data.sequence + 1 = {sequence + 1}")
+            raise UserError(f"data.source = {corpus.source!r}: its {name} part has {len(text)} bytes; "
+                            f"data.sequence = {sequence} needs at least {sequence + 1}")
 
 
 def place(rows: Callable[[int], np.ndarray], shape: tuple[int, int], mesh) -> Int[Array, "b t"]:

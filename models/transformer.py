@@ -10,6 +10,7 @@ from configs.model import Model
 from models.norms import PLACEMENTS, Norm
 from models.parameters import parameter
 from models.projection import Operands, Projection, project
+from models.sharding import constrain
 from models.stack import Stack
 from models.taps import Taps
 
@@ -43,7 +44,8 @@ class Transformer(nnx.Module):
         taps = Taps() if taps is None else taps
         tap = taps.frame()
         positions = jnp.arange(tokens.shape[1]) if positions is None else positions
-        x = jnp.take(self.embed[...], tokens, axis=0)
+        whole_width = constrain(self.embed[...], ("v", "d"))  # otherwise the look-up's output is laid out anew from scratch
+        x = jnp.take(whole_width, tokens, axis=0)
         x = tap("embed", x if self.config.embedding_scale is None else x * jnp.asarray(self.config.embedding_scale, x.dtype))
         x, records = self.stack(x, positions, taps, remat)
         x = tap("resid.final", x if self.norm is None else self.norm(x))

@@ -44,9 +44,14 @@ def main() -> int:
     show("Layers, as segments", ("layers", "the places of the repeating unit"), map(segment, model.stack.segments))
     show("The common layer", ("knob", "value"), flatten(common).items())
     of_role = {role: [row for row in rows if row.role == role] for role in counts(rows)}
-    shapes = {role: sorted({row.shape if row.layers is None else row.shape[1:] for row in of}) for role, of in of_role.items()}
+    of_role["total"] = rows
+
+    def shapes(of) -> str:
+        found = {row.shape if row.layers is None else row.shape[1:] for row in of}
+        return ", ".join(" x ".join(map(str, shape)) for shape in sorted(found))
+
     show("Parameters", ("role", "arrays", "shape of each", "numbers"), (
-        (role, sum(len(row.layers or "1") for row in of_role[role]), ", ".join(" x ".join(map(str, shape)) for shape in shapes[role]), f"{n:,}")
+        (role, sum(len(row.layers or "1") for row in of_role[role]), "" if role == "total" else shapes(of_role[role]), f"{n:,}")
         for role, n in counts(rows).items()))
     show("Norms", ("where", "contract", "layers"), contracts(model))
     show("Sites", ("site", "axes", "meaning"), ((name, site.axes, site.meaning) for name, site in SITES.items()))

@@ -8,6 +8,7 @@ import optax
 from configs.schema import Optim
 from models.parameters import Row
 
+
 def stable_then_linear(steps: int, optim: Optim) -> optax.Schedule:
     fall = max(round(steps * optim.cooldown), 1)
     return optax.linear_schedule(1.0, optim.floor, fall, steps - fall)

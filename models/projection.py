@@ -1,4 +1,4 @@
-"""The one matrix product of the model, and the module around it."""
+"""The matrix products of the model, and the module around one."""
 
 import functools
 import math
@@ -18,8 +18,7 @@ def project(contraction: str, x: Float[Array, "..."], w: Float[Array, "..."], op
     """The product of activations and a weight that `contraction` names, such as "btd,dhk->bthk".
 
     Shared axes are the last of x and the first of w; the rest keep their order. x and w are flattened to two dimensions first:
-    XLA's CPU backend otherwise fuses the chain behind the output's gradient into a strided copy. With operands = "bfloat16" both
-    factors of the product and of its two gradients are rounded to bfloat16, sums are float32; the result has the type of x.
+    XLA's CPU backend otherwise fuses the chain behind the output's gradient into a strided copy. The result has the type of x.
     """
     inputs, output = contraction.split("->")
     left, right = inputs.split(",")
@@ -28,31 +27,38 @@ def project(contraction: str, x: Float[Array, "..."], w: Float[Array, "..."], op
         raise ValueError(f"contraction {contraction!r}: shared axes must be the last of the left and the first of the right factor")
     lead, tail = x.shape[: x.ndim - shared], w.shape[shared:]
     inner = math.prod(w.shape[:shared])
-    flat = (rounded_product if operands == "bfloat16" else jnp.matmul)(x.reshape(-1, inner), w.reshape(inner, -1).astype(x.dtype))
-    return flat.reshape(*lead, *tail)
+    flat = contract("ni,io->no", x.reshape(-1, inner), w.reshape(inner, -1).astype(x.dtype), operands)
+    return flat.astype(x.dtype).reshape(*lead, *tail)
 
 
-def rounded(x, w, dimensions):
-    dot = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
-    return dot(x.astype(jnp.bfloat16), w.astype(jnp.bfloat16), (dimensions, ((), ())))
+def contract(contraction: str, x: Float[Array, "..."], y: Float[Array, "..."], operands: Operands = "float32") -> Float[Array, "..."]:
+    """The einsum of two factors, summed and returned in at least float32; each axis of a factor is shared or in the result.
+
+    With operands = "bfloat16" both factors are rounded to bfloat16, here and in the two products of the backward pass.
+    """
+    if operands == "bfloat16":
+        return rounded(contraction, x, y)
+    return jnp.einsum(contraction, x, y, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
 
 
-@jax.custom_vjp
-def rounded_product(x: Float[Array, "n i"], w: Float[Array, "i o"]) -> Float[Array, "n o"]:
-    """x w with bfloat16 factors and float32 sums, forward and backward."""
-    return rounded(x, w, ((1,), (0,))).astype(x.dtype)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def rounded(contraction: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:
+    return jnp.einsum(contraction, x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
 
 
-def rounded_product_forward(x, w):
-    return rounded_product(x, w), (x, w)
+def rounded_forward(contraction, x, y):
+    return rounded(contraction, x, y), (x, y)
 
 
-def rounded_product_backward(saved, g):
-    x, w = saved
-    return rounded(g, w, ((1,), (1,))).astype(x.dtype), rounded(x, g, ((0,), (0,))).astype(w.dtype)
+def rounded_backward(contraction, saved, gradient):
+    inputs, output = contraction.split("->")
+    left, right = inputs.split(",")
+    x, y = saved
+    of_x, of_y = rounded(f"{output},{right}->{left}", gradient, y), rounded(f"{left},{output}->{right}", x, gradient)
+    return of_x.astype(x.dtype), of_y.astype(y.dtype)
 
 
-rounded_product.defvjp(rounded_product_forward, rounded_product_backward)
+rounded.defvjp(rounded_forward, rounded_backward)
 
 
 class Projection(nnx.Module):

@@ -1,6 +1,8 @@
 """Checkpoints through orbax, each array with a digest of its own: what comes back is what was saved, or is refused by name."""
 
 import json
+import logging
+import shutil
 import zlib
 from pathlib import Path
 
@@ -26,6 +28,7 @@ class Checkpoints:
 
     def __init__(self, directory: Path, config: Experiment):
         self.directory, self.config = directory.absolute(), config
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax prints whole tracebacks of errors that it raises too
         best = BestN(get_metric_fn=lambda metrics: metrics["eval_loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False)
         policy = AnyPreservationPolicy([LatestN(config.checkpoint.keep), best])
         options = ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True)
@@ -34,6 +37,7 @@ class Checkpoints:
     def save(self, step: int, state: State, eval_loss: jax.Array | None) -> None:
         """Starts saving the state after `step` updates. Raises SaveError where this save, or one before it, cannot be written."""
         arrays = named(state)
+        self.check_space(sum(x.nbytes for x in arrays.values()))
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(arrays),
             digests=ocp.args.JsonSave(digests(arrays)),
@@ -50,9 +54,18 @@ class Checkpoints:
         try:
             action()
         except Exception as error:  # orbax passes on whatever the file system or tensorstore raised, as bare Exceptions too
-            steps = self.steps()
-            kept = f"the checkpoint of step {steps[0]} is untouched" if steps else "there is no earlier checkpoint"
-            raise SaveError(f"checkpoint in {self.directory} cannot be written: {first_line(error)}; {kept}") from error
+            raise self.save_error(first_line(error)) from error
+
+    def check_space(self, size: int) -> None:
+        """Raises SaveError where the disk has no room for `size` bytes: told before anything is written."""
+        free = shutil.disk_usage(self.directory).free
+        if free < size:
+            raise self.save_error(f"the disk is full: {size / 1e6:,.1f} MB are needed, {free / 1e6:,.1f} MB are free")
+
+    def save_error(self, reason: str) -> SaveError:
+        steps = self.steps()
+        kept = f"the checkpoint of step {steps[0]} is untouched" if steps else "there is no earlier checkpoint"
+        return SaveError(f"checkpoint in {self.directory} cannot be written: {reason}; {kept}")
 
     def steps(self) -> list[int]:
         """Saved steps, newest first."""
@@ -88,7 +101,7 @@ class Checkpoints:
         for name, digest in digests(arrays).items():
             if saved["digests"].get(name) != digest:
                 raise ValueError(f"array {name} does not match its digest")
-        return jax.tree.unflatten(jax.tree.structure(shapes), list(arrays.values()))
+        return jax.tree.unflatten(jax.tree.structure(shapes), [arrays[name] for name in named(shapes)])
 
     def close(self) -> None:
         self.manager.close()

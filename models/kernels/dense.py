@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from models.projection import Operands, contract
+
 
 def scores(
-    q: Float[Array, "b t h k"], k: Float[Array, "b s g k"], *, scale: float, softcap: float | None, operands: str = "float32"
+    q: Float[Array, "b t h k"], k: Float[Array, "b s g k"], *, scale: float, softcap: float | None, operands: Operands = "float32"
 ) -> Float[Array, "b g r t s"]:
     """Logits z = cap(scale q.k), each query head against the key head of its group; at least float32, no mask."""
     b, t, _, width = q.shape
-    q = q.reshape(b, t, k.shape[2], -1, width)
-    q, k = (x.astype(jnp.bfloat16) if operands == "bfloat16" else x for x in (q, k))
-    z = scale * jnp.einsum("btgrk,bsgk->bgrts", q, k, preferred_element_type=jnp.promote_types(q.dtype, jnp.float32))
+    z = scale * contract("btgrk,bsgk->bgrts", q.reshape(b, t, k.shape[2], -1, width), k, operands)
     return z if softcap is None else softcap * jnp.tanh(z / softcap)
 
 
@@ -31,8 +31,7 @@ def dense(q, k, v, *, scale, softcap, window, sinks, operands):
     largest = jax.lax.stop_gradient(z.max(-1))
     column = None if sinks is None else jnp.broadcast_to(sinks.astype(z.dtype).reshape(g, -1, 1, 1), (*z.shape[:-1], 1))
     p = jax.nn.softmax(z if sinks is None else jnp.concatenate((z, column), -1), axis=-1)[..., :s]
-    factors = (x.astype(jnp.bfloat16) if operands == "bfloat16" else x for x in (p.astype(v.dtype), v))
-    out = jnp.einsum("bgrts,bsgk->btgrk", *factors, preferred_element_type=jnp.promote_types(v.dtype, jnp.float32))
+    out = contract("bgrts,bsgk->btgrk", p.astype(v.dtype), v, operands)
 
     m = largest if sinks is None else jnp.maximum(largest, column[..., 0])
     below = jnp.where(mask, z - m[..., None], 0.0)

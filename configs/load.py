@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from configs.knobs import diff, flatten, nearest, replace
+from configs.knobs import diff, fits, flatten, knob_types, nearest, replace
 from configs.schema import Experiment
 
 FOLDER = Path(__file__).parent
@@ -43,7 +43,7 @@ def load(name_or_path: str) -> Experiment:
     except Exception as error:
         line = getattr(error, "lineno", None) or (error.__traceback__ and innermost_line(error, path))
         where = f" (line {line})" if line else ""
-        raise UserError(f"config file {path} does not import: {type(error).__name__}: {error}{where}") from error
+        raise UserError(f"config file {path} does not import: {type(error).__name__}: {' '.join(str(error).split())}{where}") from error
     if not isinstance(config, Experiment):
         raise UserError(f"config file {path}: config() must return a configs.schema.Experiment, not {type(config).__name__}")
     return config if config.run.name else replace(config, {"run.name": path.stem})
@@ -61,14 +61,16 @@ def innermost_line(error: Exception, path: Path) -> int | None:
 
 def fingerprint(config: Experiment) -> str:
     """Twelve hexadecimal digits that depend on every knob except the run section."""
-    identity = {knob: value for knob, value in flatten(config).items() if not knob.startswith("run.")}
+    kinds = knob_types(type(config))
+    same = lambda knob, value: float(value) if type(value) is int and fits(0.5, kinds[knob]) else value  # 1 and 1.0 are equal
+    identity = {knob: same(knob, value) for knob, value in flatten(config).items() if not knob.startswith("run.")}
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def run_name(config: Experiment, base: Experiment) -> str:
     """The name of a run: its experiment and what differs from it, such as `tiny,norm.placement=post`, at most 120 characters."""
     parts = [base.run.name or "run"] + [f"{knob.removeprefix('model.')}={value}" for knob, (_, value) in diff(config, base).items()]
-    name = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))
+    name = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts), flags=re.ASCII)
     return name if len(name) <= 120 else f"{name[:100].rstrip(',')},{fingerprint(config)}"
 
 

@@ -123,6 +123,8 @@ class Attention:
 
     def __post_init__(self):
         require(self.heads > 0, f"attention.heads = {self.heads}: must be positive")
+        require(self.head_width is None or self.head_width > 0,
+                f"attention.head_width = {self.head_width}: must be positive, or None for model.width / heads")
         groups = self.kv_heads or self.heads
         require(self.kv_heads is None or self.kv_heads > 0, f"attention.kv_heads = {self.kv_heads}: must be positive")
         divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
@@ -192,6 +194,9 @@ class Init:
     times (8 depth)^(-1/4)."""
     std: float = 0.02
     """Standard deviation of kinds normal and scaled, and of the embedding."""
+
+    def __post_init__(self):
+        require(self.std >= 0, f"init.std = {self.std}: must not be negative")
 
 
 @dataclass(frozen=True)

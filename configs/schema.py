@@ -48,7 +48,8 @@ class Optim:
 
     def __post_init__(self):
         require(self.learning_rate > 0, f"optim.learning_rate = {self.learning_rate}: must be positive")
-        require(self.warmup >= 0, f"optim.warmup = {self.warmup}: must not be negative")
+        for knob in ("warmup", "weight_decay", "eps"):
+            require(getattr(self, knob) >= 0, f"optim.{knob} = {getattr(self, knob)}: must not be negative")
         require(all(0 <= b < 1 for b in self.betas), f"optim.betas = {self.betas}: both must lie in [0, 1)")
         require(0 <= self.floor <= 1, f"optim.floor = {self.floor}: must lie in [0, 1]")
         require(0 < self.cooldown <= 1, f"optim.cooldown = {self.cooldown}: must lie in (0, 1]")
@@ -76,6 +77,7 @@ class Train:
 
     def __post_init__(self):
         require(self.steps > 0, f"train.steps = {self.steps}: must be positive")
+        require(self.z_loss >= 0, f"train.z_loss = {self.z_loss}: must not be negative")
         require(self.accumulate > 0, f"train.accumulate = {self.accumulate}: must be positive")
 
 

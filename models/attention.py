@@ -8,7 +8,8 @@ from models.kernels import attend
 from models.kernels.dense import logit_rows, mean_cosine
 from models.norms import Norm, normalise
 from models.parameters import parameter
-from models.projection import Operands, Projection
+from models.precision import Operands
+from models.projection import Projection
 from models.rope import rotate
 from models.taps import Tap
 

@@ -30,10 +30,10 @@ def kind(model: Model) -> str:
 
 def warning(model: Model) -> str | None:
     """A line about a placement and an init that cancel each other, if these do."""
-    row = PLACEMENTS[model.norm.placement]
-    if row.fights != kind(model):
+    fighting = [layer.norm.placement for layer in model.layers if PLACEMENTS[layer.norm.placement].fights == kind(model)]
+    if not fighting:
         return None
-    return (f"model.norm.placement = {model.norm.placement!r} shrinks deep branches and so does model.init.kind = {kind(model)!r}: "
+    return (f"model.norm.placement = {fighting[0]!r} shrinks deep branches and so does model.init.kind = {kind(model)!r}: "
             "the second cancels what the first is for; use init 'normal'")
 
 

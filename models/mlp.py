@@ -8,7 +8,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.model import Mlp as MlpConfig
-from models.projection import Operands, Projection
+from models.precision import Operands
+from models.projection import Projection
 from models.taps import Tap
 
 ACTIVATIONS: dict[str, Callable] = {

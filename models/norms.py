@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from configs.model import Norm as NormConfig
 from configs.model import NormContract
 from models.parameters import parameter
+from models.precision import at_least_float32
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ class Norm(nnx.Module):
         contract = self.contract
         if contract.kind == "none":
             return x
-        y = x if contract.statistics == "input" else x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        y = jnp.tanh(self.alpha[...].astype(y.dtype) * y) if contract.kind == "dyt" else normalise(y, contract, self.over)
+        y = x if contract.statistics == "input" else x.astype(at_least_float32(x))
+        y = normalise(y, contract, self.over)
+        y = y if self.alpha is None else jnp.tanh(self.alpha[...].astype(y.dtype) * y)
         if contract.scale_cast == "after":
             y = y.astype(x.dtype)
         if self.scale is not None:
@@ -79,7 +81,7 @@ def normalise(x: Float[Array, "..."], contract: NormContract, over: int = 1) -> 
 
 EPS_POSITIONS: dict[str, Callable] = {
     "inside": lambda squares, eps: jnp.sqrt(squares + eps),
-    "outside": lambda squares, eps: jnp.sqrt(squares) + eps,
+    "outside": lambda squares, eps: jnp.sqrt(jnp.maximum(squares, jnp.finfo(squares.dtype).tiny)) + eps,  # no NaN in the gradient at 0
     "floor": lambda squares, eps: jnp.sqrt(jnp.maximum(squares, eps**2)),
 }
 

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from models.parameters import parameter
-
-Operands = Literal["float32", "bfloat16"]
+from models.precision import Operands, at_least_float32
 
 
 def project(contraction: str, x: Float[Array, "..."], w: Float[Array, "..."], operands: Operands = "float32") -> Float[Array, "..."]:
@@ -38,7 +36,7 @@ def contract(contraction: str, x: Float[Array, "..."], y: Float[Array, "..."], o
     """
     if operands == "bfloat16":
         return rounded(contraction, x, y)
-    return jnp.einsum(contraction, x, y, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.einsum(contraction, x, y, preferred_element_type=at_least_float32(x))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

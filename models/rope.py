@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from configs.model import Rope, RopeScaling
+from models.precision import at_least_float32
 
 ROPE_SCALINGS: dict[str, Callable[[np.ndarray, RopeScaling], tuple[np.ndarray, float]]] = {
     "none": lambda frequencies, scaling: (frequencies, 1.0),
@@ -26,7 +27,7 @@ def rotate(x: Float[Array, "b t h k"], positions: Int[Array, "t"], config: Rope)
     if config.theta is None:
         return x
     frequencies, factor = inverse_frequencies(config, x.shape[-1])
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = at_least_float32(x)
     angles = positions.astype(dtype)[:, None] * jnp.asarray(frequencies, dtype)
     cos, sin = (factor * f(angles)[:, None, :] for f in (jnp.cos, jnp.sin))
     n = 2 * len(frequencies)

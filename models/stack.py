@@ -18,7 +18,7 @@ from configs.model import Model
 from models.attention import Attention
 from models.mlp import Mlp
 from models.norms import PLACEMENTS, Factors, Residual, factors, slots
-from models.projection import Operands
+from models.precision import Operands
 from models.taps import Tap, Taps
 
 UNROLLED = 8
@@ -110,9 +110,12 @@ class Stack(nnx.Module):
     def __call__(self, x: Float[Array, "b t d"], positions: Int[Array, "t"], taps: Taps, remat: str):
         """The stream after the last layer, and the records of each site in layer order."""
         parts: dict[str, list] = {}
+        inputs, depth = taps.inputs(), len(self.factors.gain)
+        if any(leaf.shape[:1] != (depth,) for leaf in jax.tree.leaves(inputs)):
+            raise ValueError(f"edits and probes at the sites of the layers need a leading axis of {depth} layers")
         scale = Factors(*(jnp.asarray(factor, x.dtype) for factor in self.factors))
         for segment in self.segments:
-            x, found = segment(x, positions, scale, taps, taps.inputs(), remat)
+            x, found = segment(x, positions, scale, taps, inputs, remat)
             for index, records in enumerate(found):
                 for site, value in records.items():
                     parts.setdefault(site, []).append((segment.layers[index :: len(segment.unit)], value))

@@ -9,7 +9,8 @@ from jaxtyping import Array, Float, Int
 from configs.model import Model
 from models.norms import PLACEMENTS, Norm
 from models.parameters import parameter
-from models.projection import Operands, Projection, project
+from models.precision import Operands
+from models.projection import Projection, project
 from models.sharding import constrain
 from models.stack import Stack
 from models.taps import Taps

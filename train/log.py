@@ -29,6 +29,9 @@ from train.instruments import HISTOGRAM, headline, known_keys
 
 METRICS = "metrics.jsonl"
 
+HEADLINE = ("eval/loss", "train/loss", "worst/attention_logit_max", "worst/grad_norm")
+"""What the hyperparameter table shows of a run."""
+
 CHARTS: dict[str, str] = {
     "gradients": r"(grad_norm|activation_grad_rms)",
     "parameters and updates": r"(param_rms|update)",
@@ -75,6 +78,8 @@ class Log:
         """The config as text, as hyperparameters, and the layout that draws all layers of a statistic in one chart."""
         self.put("config", string(f"```json\n{to_json(config)}```".encode()), texts.create_summary_metadata("config", ""))
         knobs = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in flatten(config).items()}
+        metrics = [hparams.Metric(tag) for tag in HEADLINE]
+        self.event(0, summary=hparams.hparams_config_pb([hparams.HParam(knob) for knob in knobs], metrics))
         self.event(0, summary=hparams.hparams_pb(knobs, trial_id=config.run.name))
         plugin = SummaryMetadata.PluginData(plugin_name=custom_scalars.PLUGIN_NAME)
         self.put(custom_scalars.CONFIG_SUMMARY_TAG, string(layout().SerializeToString()), SummaryMetadata(plugin_data=plugin))

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.projection import Operands, contract
+from models.precision import Operands, at_least_float32
+from models.projection import contract
 
 
 def scores(
@@ -54,10 +55,11 @@ def logit_rows(q, k, rows: int, *, scale, softcap, window) -> Float[Array, "b h 
 
 def mean_cosine(q: Float[Array, "b t h k"], k: Float[Array, "b s g k"], window: int | None) -> Float[Array, "b t h"]:
     """Mean over the visible keys of cos(q, k), from running sums of the unit keys: memory linear in time."""
-    unit = lambda x: x / jnp.maximum(jnp.linalg.norm(x.astype(jnp.float32), axis=-1, keepdims=True), 1e-30)
+    q, k = (x.astype(at_least_float32(x)) for x in (q, k))
+    unit = lambda x: x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-30)
     t, s, g = q.shape[1], k.shape[1], k.shape[2]
     total = jnp.cumsum(unit(k), axis=1)
-    seen = jnp.arange(1, s + 1)
+    seen = jnp.arange(1, s + 1, dtype=total.dtype)
     if window is not None and window < s:
         total = total - jnp.pad(total, ((0, 0), (window, 0), (0, 0), (0, 0)))[:, :s]
         seen = jnp.minimum(seen, window)

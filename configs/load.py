@@ -40,7 +40,7 @@ def load(name_or_path: str) -> Experiment:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         config = module.config()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         line = getattr(error, "lineno", None) or (error.__traceback__ and innermost_line(error, path))
         where = f" (line {line})" if line else ""
         raise UserError(f"config file {path} does not import: {type(error).__name__}: {' '.join(str(error).split())}{where}") from error

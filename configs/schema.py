@@ -42,7 +42,7 @@ class Optim:
     floor: float = 0.0
     """Last learning rate as a share of the peak."""
     cooldown: float = 0.2
-    """Share of the steps over which wsd falls."""
+    """Share of the steps after warmup over which wsd falls."""
     clip: float | None = 1.0
     """Largest global gradient norm; longer gradients are scaled to it."""
 
@@ -195,7 +195,7 @@ class Experiment:
                 f"mesh.data x mesh.fsdp = {shares}: must divide a part of the batch, data.batch / train.accumulate = {part}")
         require(self.instruments.probe_every is None or self.instruments.probe_batch % shares == 0,
                 f"instruments.probe_batch = {self.instruments.probe_batch}: mesh.data x mesh.fsdp = {shares} must divide it")
-        require(self.data.source != "stdlib" or self.model.vocab >= 256,
+        require(self.model.vocab >= 256,
                 f"model.vocab = {self.model.vocab}: text is read as bytes, so it must be at least 256")
         require(self.model.width % self.mesh.fsdp == 0,
                 f"mesh.fsdp = {self.mesh.fsdp}: must divide model.width = {self.model.width}")

@@ -15,7 +15,7 @@ import numpy as np
 from configs.knobs import replace
 from configs.schema import Experiment
 from models.parameters import flops_per_token
-from train.data.batches import held_out_batch, training_batches
+from train.data.batches import training_batches
 from train.data.corpus import read
 from train.directory import conditions_here
 from train.log import Log
@@ -38,9 +38,8 @@ def bench(config: Experiment) -> dict[str, Any]:
     """
     every = config.instruments.every
     config = replace(config, {"instruments.every": 2, "instruments.probe_every": None})
-    mesh, corpus = make_mesh(config.mesh), read(config.data.source)
-    plan, batch = make_plan(config, mesh), training_batches(corpus, config.data, config.train.seed, mesh)
-    programs = make_programs(plan, batch(0), held_out_batch(corpus, config.data, mesh, config.data.batch))
+    plan, corpus = make_plan(config, make_mesh(config.mesh)), read(config.data.source)
+    batch, programs = training_batches(corpus, config.data, config.train.seed, plan.mesh), make_programs(plan)
     seconds: dict[str, list[float]] = {"quiet": [], "loud": []}
     products: dict[tuple[int, ...], list[float]] = {size: [] for size in PRODUCTS}
     state, begin = plan.fresh(), time.perf_counter()

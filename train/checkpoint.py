@@ -1,10 +1,12 @@
 """Checkpoints through orbax, each array with a digest of its own: what comes back is what was saved, or is refused by name."""
 
-import json
+import hashlib
 import logging
 import shutil
+import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +18,16 @@ from configs.load import UserError, from_json, to_json
 from configs.schema import Experiment
 from train.state import State
 
-MODEL = ("model.",)
+MODEL = "model."
+CONFIG = "config"
 
 
 class SaveError(UserError):
     """A checkpoint could not be written."""
+
+
+class OtherModel(UserError):
+    """A checkpoint is of another model."""
 
 
 class Checkpoints:
@@ -28,7 +35,7 @@ class Checkpoints:
 
     def __init__(self, directory: Path, config: Experiment):
         self.directory, self.config = directory.absolute(), config
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax prints whole tracebacks of errors that it raises too
+        quieten()
         best = BestN(get_metric_fn=lambda metrics: metrics["eval_loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False)
         policy = AnyPreservationPolicy([LatestN(config.checkpoint.keep), best])
         options = ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True)
@@ -38,10 +45,11 @@ class Checkpoints:
         """Starts saving the state after `step` updates. Raises SaveError where this save, or one before it, cannot be written."""
         arrays = named(state)
         self.check_space(sum(x.nbytes for x in arrays.values()))
+        config = to_json(self.config)
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(arrays),
-            digests=ocp.args.JsonSave(digests(arrays)),
-            config=ocp.args.JsonSave(json.loads(to_json(self.config))),
+            digests=ocp.args.JsonSave(digests(arrays) | {CONFIG: of_text(config)}),
+            config=ocp.args.JsonSave({"text": config}),
         )
         metrics = None if eval_loss is None else {"eval_loss": float(jax.device_get(eval_loss))}
         self.guarded(lambda: self.manager.save(step, args=items, metrics=metrics, force=True))
@@ -82,7 +90,7 @@ class Checkpoints:
         for step in steps:
             try:
                 return step, self.read(step, shapes)
-            except UserError:
+            except OtherModel:
                 raise
             except Exception as error:  # a damaged file surfaces as any exception that orbax, tensorstore or json has
                 report(f"checkpoint {self.directory.name}/{step} is damaged: {first_line(error)}; trying the one before")
@@ -93,10 +101,13 @@ class Checkpoints:
     def read(self, step: int, shapes: State) -> State:
         """The state saved at a step, every array compared with its digest."""
         saved = self.manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore(), digests=ocp.args.JsonRestore()))
-        changes = diff(from_json(json.dumps(saved["config"])), self.config)
+        config = saved["config"]["text"]
+        if saved["digests"].get(CONFIG) != of_text(config):
+            raise ValueError("its config does not match its digest")
+        changes = diff(from_json(config), self.config)
         differing = [f"{knob} = {theirs} there, {ours} here" for knob, (ours, theirs) in changes.items() if knob.startswith(MODEL)]
         if differing:
-            raise UserError(f"checkpoint {self.directory}/{step} is of another model: " + "; ".join(differing))
+            raise OtherModel(f"checkpoint {self.directory}/{step} is of another model: " + "; ".join(differing))
         arrays = self.manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(named(shapes))))["state"]
         for name, digest in digests(arrays).items():
             if saved["digests"].get(name) != digest:
@@ -107,15 +118,23 @@ class Checkpoints:
         self.manager.close()
 
 
-def named(state: State) -> dict[str, jax.Array]:
+def named(state: State) -> dict[str, Any]:
     """The arrays of a state by name, in the order of its leaves."""
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]}
 
 
 def digests(arrays: dict[str, jax.Array]) -> dict[str, str]:
     """A 64-bit digest of each array, the same on every mesh: computed where the array lies, in integers, so in any order."""
-    found = jax.device_get(jax.jit(lambda tree: {name: digest(x, zlib.crc32(name.encode())) for name, x in tree.items()})(arrays))
-    return {name: "".join(f"{int(half):08x}" for half in halves) for name, halves in found.items()}
+    return {name: "".join(f"{int(half):08x}" for half in halves) for name, halves in jax.device_get(on_device(arrays)).items()}
+
+
+@jax.jit
+def on_device(arrays: dict[str, jax.Array]) -> dict[str, tuple[jax.Array, jax.Array]]:
+    return {name: digest(x, zlib.crc32(name.encode())) for name, x in arrays.items()}
+
+
+def of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def digest(x: jax.Array, salt: int) -> tuple[jax.Array, jax.Array]:
@@ -142,3 +161,9 @@ def first_line(error: Exception) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
+def quieten() -> None:
+    """Keeps orbax from printing tracebacks of errors that it also raises: here they end in one line."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda found: None if "Event loop is closed" in str(found.exc_value) else before(found)

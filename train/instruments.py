@@ -154,11 +154,12 @@ def parameter_statistics(rows: list[Row], depth: int, trees: Mapping[str, Mappin
                 published[name + (group and f".{group}")] = value
             elif size.any():
                 published[name + (group and f".{group}")] = [value[layer] if size[layer] else None for layer in range(depth)]
-    for row in rows:
-        if row.layers is None:
-            frame = "final_norm" if row.group == "norm" else row.group
-            totals = {name: of[row.path] for name, of in squares.items()}
-            published |= {f"{frame}/{name}": value for name, value in statistics(totals, row.size).items()}
+    frame = [row for row in rows if row.layers is None]
+    for group in dict.fromkeys(row.group for row in frame):
+        members = [row for row in frame if row.group == group]
+        totals = {name: sum(of[row.path] for row in members) for name, of in squares.items()}
+        found = statistics(totals, sum(row.size for row in members))
+        published |= {f"{'final_norm' if group == 'norm' else group}/{name}": value for name, value in found.items()}
     return published
 
 

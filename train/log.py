@@ -62,7 +62,8 @@ class Log:
         summary = []
         for key, value in (values | headline(values)).items():
             if key.endswith(HISTOGRAM):
-                summary += [histogram_value(f"{key}/layer_{layer:02}", of) for layer, of in enumerate(value) if of is not None]
+                finite = [(layer, of) for layer, of in enumerate(value) if of is not None and np.isfinite([of["low"], of["high"]]).all()]
+                summary += [histogram_value(f"{key}/layer_{layer:02}", of) for layer, of in finite]
             elif isinstance(value, list):
                 numbers = [(layer, x) for layer, x in enumerate(value) if isinstance(x, float)]
                 summary += [Summary.Value(tag=f"{key}/layer_{layer:02}", simple_value=x) for layer, x in numbers]

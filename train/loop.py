@@ -14,7 +14,7 @@ from train import directory as run_directory
 from train.checkpoint import Checkpoints
 from train.clock import Clock
 from train.data.batches import held_out_batch, training_batches
-from train.data.corpus import read
+from train.data.corpus import Corpus, read
 from train.guard import EXIT, Signals
 from train.log import Log, spelled
 from train.mesh import join_processes, make_mesh
@@ -30,57 +30,60 @@ def run(config: Experiment) -> int:
     """Trains as the config says; returns the exit status. Line s of metrics.jsonl tells of the parameters after s updates."""
     join_processes()
     keep_compiled(config.run.compilation_cache)
-    mesh = make_mesh(config.mesh)
+    plan = make_plan(config, make_mesh(config.mesh))
     corpus = read(config.data.source)
-    batch = training_batches(corpus, config.data, config.train.seed, mesh)
+    batch = training_batches(corpus, config.data, config.train.seed, plan.mesh)
     parts = config.eval.batches
-    held_out = [held_out_batch(corpus, config.data, mesh, config.data.batch, part, parts) for part in range(parts)]
-    probe_batch = held_out_batch(corpus, config.data, mesh, config.instruments.probe_batch)
-    plan = make_plan(config, mesh)
-
+    held_out = [held_out_batch(corpus, config.data, plan.mesh, config.data.batch, part, parts) for part in range(parts)]
+    probe_batch = held_out_batch(corpus, config.data, plan.mesh, config.instruments.probe_batch)
     directory, continued = run_directory.claim(config)
-    checkpoints = Checkpoints(directory / "checkpoints", config)
-    done, state = checkpoints.restore(plan.shapes(), console.print) or (0, plan.fresh())
+    with Signals() as signals:
+        checkpoints = Checkpoints(directory / "checkpoints", config)
+        done, state = checkpoints.restore(plan.shapes(), console.print) or (0, plan.fresh())
+        run_directory.describe(directory, conditions(config, corpus), done if continued else None)
+        programs = make_programs(plan)
+        log, clock = Log(directory, config, done if continued else None), Clock(config.data.batch * config.data.sequence)
+        step, steps, status = done, config.train.steps, "failed"
+        try:
+            with Recorder(log, clock, config, done) as recorder, jax.transfer_guard_device_to_host("disallow"):
+                for step in itertools.count(done):
+                    values: dict[str, Any] = {}
+                    if step == steps or due(config.eval.every, step):
+                        values["eval/loss"] = programs.evaluate(state.parameters, held_out)
+                    if due(config.instruments.probe_every, step):
+                        values |= programs.probe(state.parameters, probe_batch)
+                    stopping = step == steps or signals.received
+                    if step > done and config.checkpoint.every and (stopping or due(config.checkpoint.every, step)):
+                        recorder.settle()
+                        checkpoints.save(step, state, values.get("eval/loss"))
+                        clock.restart()
+                    if stopping:
+                        break
+                    train = programs.loud if due(config.instruments.every, step) else programs.quiet
+                    state, panel = train(state, batch(step))
+                    recorder.push(step, values | panel, timed=not values)
+                if step == steps:
+                    recorder.push(step, values, timed=False)
+                recorder.settle()
+                checkpoints.finish()
+                status = "completed" if step == steps else signals.received
+        except Diverged as error:
+            status, step = "diverged", error.step
+            console.print(f"diverged: {error}")
+        finally:
+            checkpoints.close()
+            summary = summarise(directory, plan, status, step, clock, corpus)
+            run_directory.write(directory / run_directory.SUMMARY, json.dumps(spelled(summary), indent=1) + "\n")
+    tell(directory, summary)
+    return EXIT[status]
+
+
+def conditions(config: Experiment, corpus: Corpus) -> dict[str, Any]:
+    """The run's conditions, with the warnings about its config, which are told too."""
     warnings = [line for line in (init.warning(config.model),) if line]
     for line in warnings:
         console.print(f"warning: {line}")
-    conditions = run_directory.conditions_here(config, corpus) | {"warnings": warnings}
-    run_directory.describe(directory, conditions, done if continued else None)
-
-    programs = make_programs(plan, batch(0), probe_batch)
-    log = Log(directory, config, done if continued else None)
-    clock, step, steps, status = Clock(config.data.batch * config.data.sequence), done, config.train.steps, "failed"
-    try:
-        with Signals() as signals, Recorder(log, clock, config, done) as recorder, jax.transfer_guard_device_to_host("disallow"):
-            for step in itertools.count(done):
-                values: dict[str, Any] = {}
-                if step == steps or due(config.eval.every, step):
-                    values["eval/loss"] = programs.evaluate(state.parameters, held_out)
-                if due(config.instruments.probe_every, step):
-                    values |= programs.probe(state.parameters, probe_batch)
-                stopping = step == steps or signals.received
-                if step > done and config.checkpoint.every and (stopping or due(config.checkpoint.every, step)):
-                    recorder.settle()
-                    checkpoints.save(step, state, values.get("eval/loss"))
-                if stopping:
-                    break
-                train = programs.loud if due(config.instruments.every, step) else programs.quiet
-                state, panel = train(state, batch(step))
-                recorder.push(step, values | panel, timed=not values)
-            if step == steps:
-                recorder.push(step, values, timed=False)
-            recorder.settle()
-            checkpoints.finish()
-            status = "completed" if step == steps else signals.received
-    except Diverged as error:
-        status, step = "diverged", error.step
-        console.print(f"diverged: {error}")
-    finally:
-        checkpoints.close()
-        summary = summarise(directory, plan, status, step, clock, corpus)
-        run_directory.write(directory / run_directory.SUMMARY, json.dumps(spelled(summary), indent=1) + "\n")
-    tell(directory, summary)
-    return EXIT[status]
+    return run_directory.conditions_here(config, corpus) | {"warnings": warnings}
 
 
 def due(every: int | None, step: int) -> bool:

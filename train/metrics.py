@@ -1,10 +1,11 @@
 """Metrics that merge: how two parts of a batch combine is carried in the type.
 
-Each is made from an array by `of`, holds arrays with any leading axes (layers), and has `collapse` (merge along the first axis) and
-`value`.
+Each is made from an array by `of`, holds arrays with any leading axes (layers) or, in their place, shapes and shardings, and has
+`collapse` (merge along the first axis) and `value`.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,8 @@ from jaxtyping import Array, Float
 class Mean:
     """A mean, as total and count."""
 
-    total: Float[Array, "..."]
-    count: Float[Array, "..."]
+    total: Any
+    count: Any
 
     @classmethod
     def of(cls, x: Float[Array, "..."], axis=None) -> "Mean":
@@ -51,7 +52,7 @@ class Rms(Mean):
 class Max:
     """A maximum."""
 
-    largest: Float[Array, "..."]
+    largest: Any
 
     @classmethod
     def of(cls, x: Float[Array, "..."], axis=None) -> "Max":
@@ -69,7 +70,7 @@ class Max:
 class Last:
     """Whatever came last."""
 
-    last: object
+    last: Any
 
     @classmethod
     def of(cls, x) -> "Last":
@@ -93,7 +94,7 @@ def spike_score(series: np.ndarray, sigmas: float = 7.0, window: int = 1000, lea
     """
     if len(series) <= least:
         return 0.0
-    x = np.asarray(series, np.float64)
+    x = np.asarray(series, np.float64) - np.nanmedian(series)  # sums of squares of what lies far from zero cancel
     sums, squares = (np.concatenate(([0.0], np.cumsum(y))) for y in (x, x * x))
     at = np.arange(least, len(x))
     start = np.maximum(at - window, 0)

@@ -3,35 +3,45 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
 
 from configs.schema import Optim
 from models.parameters import Row
 
+NUMBERS = ("learning_rate", "betas", "eps", "weight_decay", "warmup", "floor", "cooldown", "clip")
+"""Knobs that enter the compiled step as arrays: runs that differ in nothing else share one program."""
 
-def stable_then_linear(steps: int, optim: Optim) -> optax.Schedule:
-    fall = max(round(steps * optim.cooldown), 1)
-    return optax.linear_schedule(1.0, optim.floor, fall, steps - fall)
+Numbers = dict[str, Float[Array, "..."]]
 
 
-SCHEDULES: dict[str, Callable[[int, Optim], optax.Schedule]] = {
-    "cosine": lambda steps, optim: optax.cosine_decay_schedule(1.0, steps, optim.floor),
-    "linear": lambda steps, optim: optax.linear_schedule(1.0, optim.floor, steps),
-    "constant": lambda steps, optim: optax.constant_schedule(1.0),
-    "wsd": stable_then_linear,
+def numbers(optim: Optim) -> Numbers:
+    """The values of NUMBERS that are set."""
+    return {knob: jnp.asarray(getattr(optim, knob), jnp.float32) for knob in NUMBERS if getattr(optim, knob) is not None}
+
+
+SCHEDULES: dict[str, Callable[[Array, Numbers], Array]] = {
+    "cosine": lambda progress, of: of["floor"] + (1 - of["floor"]) * (1 + jnp.cos(jnp.pi * progress)) / 2,
+    "linear": lambda progress, of: 1 - (1 - of["floor"]) * progress,
+    "constant": lambda progress, of: jnp.ones_like(progress),
+    "wsd": lambda progress, of: 1 - (1 - of["floor"]) * jnp.clip((progress - 1) / of["cooldown"] + 1, 0, 1),
 }
-"""Share of the peak learning rate over the `steps` after warmup; wsd: warmup-stable-decay, arXiv 2404.06395."""
+"""Share of the peak learning rate by the share of the steps after warmup; wsd: warmup-stable-decay, arXiv 2404.06395."""
 
 
-def share_of_peak(optim: Optim, steps: int) -> optax.Schedule:
+def share_of_peak(optim: Optim, steps: int, of: Numbers) -> Callable[[Array], Array]:
     """The schedule by updates done (from 0): warmup in equal parts 1/w, 2/w, …, 1, then the row of SCHEDULES."""
-    after = SCHEDULES[optim.schedule](max(steps - optim.warmup, 1), optim)
-    if optim.warmup == 0:
-        return after
-    return optax.join_schedules([optax.linear_schedule(1 / optim.warmup, 1.0, max(optim.warmup - 1, 1)), after], [optim.warmup])
+
+    def share(count):
+        done = jnp.asarray(count, jnp.float32)
+        progress = jnp.clip((done - of["warmup"]) / jnp.maximum(steps - of["warmup"], 1), 0, 1)
+        return jnp.where(done < of["warmup"], (done + 1) / jnp.maximum(of["warmup"], 1), SCHEDULES[optim.schedule](progress, of))
+
+    return share
 
 
-def make_optimizer(optim: Optim, steps: int, rows: list[Row]) -> optax.GradientTransformation:
+def make_optimizer(optim: Optim, steps: int, rows: list[Row], of: Numbers) -> optax.GradientTransformation:
     """AdamW with clipping to a global norm, and decay masked by parameter role (never by rank: stacking layers changes rank).
 
         u = -s(t) (lr m / (sqrt(v) + eps) + lr wd w)      coupled
@@ -39,14 +49,14 @@ def make_optimizer(optim: Optim, steps: int, rows: list[Row]) -> optax.GradientT
 
     Source: Loshchilov and Hutter 2019, arXiv 1711.05101; independent as in Wortsman et al. 2023, arXiv 2309.14322.
     """
-    schedule = share_of_peak(optim, steps)
-    decay = optax.add_decayed_weights(optim.weight_decay, mask={row.path: row.group in optim.decay for row in rows})
-    rate = optax.scale(optim.learning_rate)
+    share = share_of_peak(optim, steps, of)
+    decay = optax.add_decayed_weights(of["weight_decay"], mask={row.path: row.group in optim.decay for row in rows})
+    rate = optax.scale(of["learning_rate"])
     return optax.chain(
-        optax.identity() if optim.clip is None else optax.clip_by_global_norm(optim.clip),
-        optax.scale_by_adam(*optim.betas, optim.eps),
+        optax.identity() if optim.clip is None else optax.clip_by_global_norm(of["clip"]),
+        optax.scale_by_adam(of["betas"][0], of["betas"][1], of["eps"]),
         *((rate, decay) if optim.independent_decay else (decay, rate)),
-        optax.scale_by_schedule(lambda count: -schedule(count)),
+        optax.scale_by_schedule(lambda count: -share(count)),
     )
 
 

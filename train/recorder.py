@@ -10,9 +10,12 @@ from configs.schema import Experiment
 from train.clock import Clock
 from train.log import Log
 
+FINITE = ("train/loss", "train/grad_norm", "eval/loss")
+"""A value of these that is not finite ends the run, unless train.on_nonfinite says otherwise."""
+
 
 class Diverged(Exception):
-    """The loss or the gradient of a step is not finite."""
+    """A loss or the gradient is not finite."""
 
     def __init__(self, step: int, key: str, value: float):
         super().__init__(f"{key} is {value} at step {step}; the panels before it are in metrics.jsonl")
@@ -60,9 +63,6 @@ class Recorder:
             self.log.clock(step, {"clock/step_seconds": seconds, "clock/tokens_per_second": self.clock.tokens_per_step / seconds})
         if "train/loss" in values:
             self.bar.update(self.task, completed=step + 1, loss=float(values["train/loss"]), rate=self.clock.tokens_per_second() or 0.0)
-            self.check(step, values)
-
-    def check(self, step: int, values: dict[str, Any]) -> None:
-        for key in ("train/loss", "train/grad_norm"):
-            if self.stops and not np.isfinite(values[key]):
+        for key in FINITE:
+            if self.stops and key in values and not np.isfinite(values[key]):
                 raise Diverged(step, key, float(values[key]))

@@ -12,13 +12,16 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
+from configs.knobs import flatten, replace
+from configs.schema import Experiment
 from models.parameters import bind
 from train import instruments
 from train.data.batches import BATCH
 from train.instruments import PANEL, PROBE_PANEL, Instrument, Published
 from train.loss import Loss, next_token_loss
-from train.optim import share_of_peak
-from train.state import Plan, State
+from train.mesh import make_mesh
+from train.optim import NUMBERS, share_of_peak
+from train.state import Plan, State, make_plan
 
 
 def gradients(plan: Plan, panel: tuple[Instrument, ...], parameters, tokens: Int[Array, "b t"], accumulate: int = 1):
@@ -56,12 +59,11 @@ def make_step(plan: Plan, loud: bool) -> Callable[[State, Int[Array, "b t"]], tu
     train/skipped. Where train.on_nonfinite is "skip", a step whose loss or gradient is not finite changes nothing but its count.
     """
     config, panel = plan.config, PANEL if loud else ()
-    schedule = share_of_peak(config.optim, config.train.steps)
 
     def step(state: State, tokens: Int[Array, "b t"]) -> tuple[State, Published]:
         loss, of_parameters, published = gradients(plan, panel, state.parameters, tokens, config.train.accumulate)
-        updates, optimizer = plan.optimizer.update(of_parameters, state.optimizer, state.parameters)
-        grad_norm = optax.tree.norm(of_parameters)
+        updates, optimizer = plan.optimizer(state.numbers).update(of_parameters, state.optimizer, state.parameters)
+        grad_norm, share = optax.tree.norm(of_parameters), share_of_peak(config.optim, config.train.steps, state.numbers)
         skipped = state.skipped
         new = optax.apply_updates(state.parameters, updates), optimizer
         if config.train.on_nonfinite == "skip":
@@ -72,13 +74,13 @@ def make_step(plan: Plan, loud: bool) -> Callable[[State, Int[Array, "b t"]], tu
             "train/loss": loss.cross_entropy,
             "train/z_loss": config.train.z_loss * loss.squared_log_z,
             "train/grad_norm": grad_norm,
-            "train/learning_rate": config.optim.learning_rate * schedule(state.step),
+            "train/learning_rate": state.numbers["learning_rate"] * share(state.step - state.skipped),
             "train/skipped": skipped,
         }
         if loud:
             trees = {"grad": of_parameters, "param": state.parameters, "update": updates}
             published |= instruments.parameter_statistics(plan.rows, config.model.depth, trees)
-        return State(state.step + 1, *new, skipped), published
+        return State(state.step + 1, *new, state.numbers, skipped), published
 
     return compile_on(plan, step, (plan.shardings, NamedSharding(plan.mesh, BATCH)), (plan.shardings, None), donate=(0,))
 
@@ -128,9 +130,26 @@ class Programs:
     seconds: dict[str, float]
 
 
-def make_programs(plan: Plan, batch: Int[Array, "b t"], probe_batch: Int[Array, "b t"]) -> Programs:
-    """Compiles ahead what the config calls, for batches of these shapes, so that no step waits for the compiler."""
-    instruments, state, seconds = plan.config.instruments, plan.shapes(), {}
+def make_programs(plan: Plan) -> Programs:
+    """Compiles ahead what the config calls, so that no step waits for the compiler; plans of one structure share their programs."""
+    return programs_of(structure(plan.config))
+
+
+def structure(config: Experiment) -> Experiment:
+    """The config without what the programs do not depend on: the optimiser's numbers, the seed, the run's name and intervals."""
+    default = Experiment()
+    knobs = [f"optim.{knob}" for knob in NUMBERS if getattr(config.optim, knob) is not None]
+    knobs += ["train.seed", *(knob for knob in flatten(config) if knob.startswith(("run.", "checkpoint.", "eval.")))]
+    return replace(config, {knob: flatten(default)[knob] for knob in knobs if knob != "optim.warmup"} | {"optim.warmup": 0})
+
+
+@functools.lru_cache(maxsize=2)
+def programs_of(config: Experiment) -> Programs:
+    """The programs of a structure."""
+    plan, seconds = make_plan(config, make_mesh(config.mesh)), {}
+    state, instruments = plan.shapes(), config.instruments
+    tokens = lambda rows: jax.ShapeDtypeStruct((rows, config.data.sequence + 1), jnp.int32, sharding=NamedSharding(plan.mesh, BATCH))
+    batch = tokens(config.data.batch)
 
     def compiled(name: str, program, *arguments):
         start = time.perf_counter()
@@ -140,7 +159,8 @@ def make_programs(plan: Plan, batch: Int[Array, "b t"], probe_batch: Int[Array, 
 
     quiet = None if instruments.every == 1 else compiled("quiet", make_step(plan, loud=False), state, batch)
     loud = None if instruments.every is None else compiled("loud", make_step(plan, loud=True), state, batch)
-    probe = None if instruments.probe_every is None else compiled("probe", make_probe(plan), state.parameters, probe_batch)
+    of_probe = state.parameters, tokens(instruments.probe_batch)
+    probe = None if instruments.probe_every is None else compiled("probe", make_probe(plan), *of_probe)
     of_batch = compiled("evaluate", make_evaluation(plan), state.parameters, batch)
     mean = jax.jit(lambda losses: jnp.mean(jnp.stack(losses)))
     return Programs(quiet, loud, probe, lambda parameters, batches: mean([of_batch(parameters, part) for part in batches]), seconds)

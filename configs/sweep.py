@@ -1,0 +1,100 @@
+"""Sweeps as data: axes of named overrides, and the members they span."""
+
+import itertools
+from dataclasses import dataclass
+
+from configs.knobs import diff, replace, require
+from configs.load import fingerprint
+from configs.schema import Experiment
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A name, and points: each a label and the overrides it stands for."""
+
+    name: str
+    points: tuple[tuple[str, tuple[tuple[str, object], ...]], ...]
+
+    @property
+    def knobs(self) -> set[str]:
+        """The knobs that some point of the axis sets."""
+        return {knob for _, overrides in self.points for knob, _ in overrides}
+
+
+def values(knob: str, *points) -> Axis:
+    """One knob over several values."""
+    return Axis(knob, tuple((f"{point:g}" if isinstance(point, float) else str(point), ((knob, point),)) for point in points))
+
+
+def variants(name: str, **points: dict[str, object]) -> Axis:
+    """Named sets of overrides: variants("placement", pre={}, post={"model.norm.placement": "post"})."""
+    return Axis(name, tuple((label, tuple(overrides.items())) for label, overrides in points.items()))
+
+
+def seeds(count: int) -> Axis:
+    """Seeds 0, 1, …: of the initial values and of the order of the data, so that members are paired by seed."""
+    return values("train.seed", *range(count))
+
+
+def zipped(*axes: Axis) -> Axis:
+    """Axes that move together, point by point. Raises ValueError where they differ in length."""
+    require(len({len(axis.points) for axis in axes}) == 1, f"zipped axes {[axis.name for axis in axes]}: must have equally many points")
+    return Axis("+".join(axis.name for axis in axes), tuple(
+        ("+".join(label for label, _ in points), tuple(itertools.chain.from_iterable(overrides for _, overrides in points)))
+        for points in zip(*(axis.points for axis in axes), strict=True)))
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a sweep: its label on each axis, and its config."""
+
+    labels: tuple[tuple[str, str], ...]
+    config: Experiment
+
+    @property
+    def name(self) -> str:
+        return ",".join(f"{axis.rsplit('.', 1)[-1]}={label}" for axis, label in self.labels)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A question, a base, and axes around it: what a file of configs/ablations holds."""
+
+    name: str
+    question: str
+    base: Experiment
+    axes: tuple[Axis, ...]
+
+    @property
+    def members(self) -> list[Member]:
+        return members(self.base, self.axes)
+
+
+def members(base: Experiment, axes: tuple[Axis, ...]) -> list[Member]:
+    """The product of the axes, each member's overrides applied together.
+
+    Raises ValueError for an axis that names an unknown knob, an impossible member, an empty sweep, an axis or label given twice, two axes
+    that set the same knob, or two members with the same config.
+    """
+    require(bool(axes) and all(axis.points for axis in axes), "the sweep is empty: every axis needs at least one point")
+    names = [axis.name for axis in axes]
+    require(len(set(names)) == len(names), f"the axes {names} are not all different")
+    for first, second in itertools.combinations(axes, 2):
+        shared = sorted(first.knobs & second.knobs)
+        require(not shared, f"axes {first.name!r} and {second.name!r} both set {', '.join(shared)}")
+    found: dict[str, Member] = {}
+    for points in itertools.product(*(axis.points for axis in axes)):
+        labels = tuple(zip(names, (label for label, _ in points), strict=True))
+        overrides = dict(itertools.chain.from_iterable(overrides for _, overrides in points))
+        try:
+            member = Member(labels, replace(base, overrides))
+        except ValueError as error:
+            raise ValueError(f"member {labels}: {error}") from error
+        twin = found.setdefault(fingerprint(member.config), member)
+        require(twin is member, f"members {twin.name!r} and {member.name!r} have the same config")
+    return list(found.values())
+
+
+def undeclared(one: Experiment, other: Experiment, axes: tuple[Axis, ...]) -> set[str]:
+    """Knobs in which two members differ although no axis sets them: what makes a comparison unfair."""
+    return set(diff(one, other)) - set().union(*(axis.knobs for axis in axes))

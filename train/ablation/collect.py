@@ -1,0 +1,129 @@
+"""The results of a sweep as a table, and whether its members may be compared."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.knobs import diff
+from configs.load import UserError, fingerprint
+from train.ablation.sweep import PLAN, config_of, read_json
+from train.directory import CONDITIONS, SUMMARY
+from train.log import METRICS, read_lines
+
+RATE, SEED = "optim.learning_rate", "train.seed"
+"""The axes with a role: the abscissa of the figures, and what members are paired by."""
+
+SAME_CONDITIONS = ("corpus", "dtype", "batch")
+"""Conditions that every member of a fair comparison shares."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished member: labels by axis, config as knobs, summary, conditions, and its metrics."""
+
+    directory: Path
+    labels: dict[str, str]
+    config: Any
+    summary: dict[str, Any]
+    conditions: dict[str, Any]
+
+    @property
+    def variant(self) -> str:
+        """The labels of all axes but the learning rate and the seed."""
+        return ", ".join(label for axis, label in self.labels.items() if axis not in (RATE, SEED)) or "all"
+
+    @property
+    def rate(self) -> float:
+        return self.config.optim.learning_rate
+
+    @property
+    def seed(self) -> int:
+        return self.config.train.seed
+
+    @property
+    def loss(self) -> float:
+        """Held-out loss at the end; infinite where the run diverged."""
+        value = self.summary["eval_loss"]
+        return np.inf if self.summary["status"] == "diverged" or value is None else float(value)
+
+    @property
+    def initial(self) -> float:
+        return float(self.summary["initial_eval_loss"])
+
+    def panel(self, key: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """A per-layer statistic as (fraction of the schedule [n], values [n, layers])."""
+        lines = [line for line in read_lines(self.directory / METRICS) if key in line]
+        if not lines:
+            return None
+        values = [[np.nan if x is None else float(x) for x in line[key]] for line in lines]
+        return np.asarray([line["step"] for line in lines]) / self.config.train.steps, np.asarray(values)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The finished members of a sweep, and those that are not."""
+
+    name: str
+    question: str
+    axes: list[dict[str, Any]]
+    results: list[Result]
+    missing: list[str]
+
+    @property
+    def variants(self) -> list[str]:
+        return list(dict.fromkeys(result.variant for result in self.results))
+
+    @property
+    def rates(self) -> list[float]:
+        return sorted({result.rate for result in self.results})
+
+    def of(self, variant: str) -> list[Result]:
+        return [result for result in self.results if result.variant == variant]
+
+    def grid(self, variant: str, value: Callable[[Result], float]) -> np.ndarray:
+        """A number of each run of a variant as [rates, seeds], NaN where a run is missing."""
+        seeds = sorted({result.seed for result in self.results})
+        grid = np.full((len(self.rates), len(seeds)), np.nan)
+        for result in self.of(variant):
+            grid[self.rates.index(result.rate), seeds.index(result.seed)] = value(result)
+        return grid
+
+
+def collect(folder: Path) -> Table:
+    """The table of a sweep's folder. Raises UserError where it holds no sweep, no finished member, or members that may not be compared."""
+    plan = read_json(folder / PLAN)
+    results, missing = [], []
+    for name, of in plan["members"].items():
+        directory = folder / name
+        if not (directory / SUMMARY).exists():
+            missing.append(name)
+            continue
+        summary, config = read_json(directory / SUMMARY), config_of(directory)
+        if fingerprint(config) != of["fingerprint"]:
+            raise UserError(f"{directory}: its config is not the one that the sweep planned; restore it or run the sweep anew")
+        if summary["status"] not in ("completed", "diverged"):
+            missing.append(name)
+            continue
+        results.append(Result(directory, of["labels"], config, summary, read_json(directory / CONDITIONS)))
+    if not results:
+        raise UserError(f"{folder}: none of its {len(plan['members'])} members has finished")
+    table = Table(plan["name"], plan["question"], plan["axes"], results, missing)
+    check_fair(table)
+    return table
+
+
+def check_fair(table: Table) -> None:
+    """Raises UserError, with the difference, where members differ in more than the declared axes: in a knob, or in a condition."""
+    first, declared = table.results[0], {knob for axis in table.axes for knob in axis["knobs"]}
+    for other in table.results[1:]:
+        stray = {knob: values for knob, values in diff(other.config, first.config).items() if knob not in declared}
+        stray |= {
+            key: (first.conditions[key], other.conditions[key]) for key in SAME_CONDITIONS if first.conditions[key] != other.conditions[key]
+        }
+        if stray:
+            told = "; ".join(f"{key} = {json.dumps(here)} and {json.dumps(there)}" for key, (here, there) in stray.items())
+            raise UserError(f"{first.directory.name} and {other.directory.name} may not be compared, they differ beside the axes: {told}")

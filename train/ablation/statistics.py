@@ -1,0 +1,55 @@
+"""What a sweep says, as numbers with intervals: learning-rate sensitivity, paired differences, interactions."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+
+CONFIDENCE = 0.95
+
+
+class Interval(NamedTuple):
+    """A mean and its 95 % confidence interval; of a single value the interval is unbounded."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def covers_zero(self) -> bool:
+        return self.low <= 0 <= self.high
+
+    def __str__(self) -> str:
+        bounds = f"[{self.low:.4f}, {self.high:.4f}]" if np.isfinite(self.low) else "one seed, no interval"
+        return f"{self.mean:.4f} ({bounds})"
+
+
+def interval(values: Float[np.ndarray, "n"]) -> Interval:
+    """Student's interval of the mean of independent values (one per seed): mean +- t(n - 1) s / sqrt(n)."""
+    values = np.asarray(values, np.float64)
+    mean = float(values.mean())
+    if len(values) < 2:
+        return Interval(mean, -np.inf, np.inf)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    return Interval(mean, mean - half, mean + half)
+
+
+def sensitivity(losses: Float[np.ndarray, "rates"], initial: Float[np.ndarray, "rates"] | float) -> float:
+    """Learning-rate sensitivity: mean over the swept rates of min(loss, loss at init) - the least loss, in nats per token.
+
+    A run that diverged counts with its loss at init. Source: Wortsman et al. 2023, arXiv 2309.14322, section 2.2.
+    """
+    capped = np.minimum(np.where(np.isfinite(losses), losses, np.inf), initial)
+    return float(np.mean(capped - capped.min()))
+
+
+def compare(ours: Float[np.ndarray, "seeds"], theirs: Float[np.ndarray, "seeds"]) -> Interval:
+    """The mean of theirs - ours over the same seeds: positive where ours is the lower."""
+    return interval(np.asarray(theirs) - np.asarray(ours))
+
+
+def interaction(losses: Float[np.ndarray, "2 2 seeds"]) -> Interval:
+    """(11 - 10) - (01 - 00), paired by seed: what the second change does more on top of the first than alone."""
+    losses = np.asarray(losses, np.float64)
+    return interval((losses[1, 1] - losses[1, 0]) - (losses[0, 1] - losses[0, 0]))

@@ -5,7 +5,7 @@ BIN := .venv/bin
 
 .PHONY: train test lint
 train: .venv/installed
-	$(BIN)/python -m scripts.train tiny
+	$(BIN)/python -m scripts.train tiny --run.resume
 
 test: .venv/installed
 	$(BIN)/python -m pytest

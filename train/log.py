@@ -34,9 +34,9 @@ HEADLINE = ("eval/loss", "train/loss", "worst/attention_logit_max", "worst/grad_
 
 CHARTS: dict[str, str] = {
     "gradients": r"(grad_norm|activation_grad_rms)",
-    "parameters and updates": r"(param_rms|update)",
-    "activations": r"activation_(rms|max)",
     "attention": r"(attention|query|key)",
+    "activations": r"activation_(rms|max)",
+    "parameters and updates": r"(param_rms|update)",
 }
 """Categories of the custom-scalars page, by the names of their statistics; each has a twin on the probe batch."""
 

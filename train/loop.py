@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,4 +106,6 @@ def tell(directory: Path, summary: dict[str, Any]) -> None:
     if summary["eval_loss"] is not None:
         print(f"held-out loss {summary['eval_loss']:.4f} nats per byte; of the same text the unigram entropy is "
               f"{summary['held_out_unigram_entropy']:.4f}, the bigram entropy {summary['held_out_bigram_entropy']:.4f}")
-    print(f"tensorboard --logdir {directory.parent}")
+    here = Path(sys.executable)
+    python = here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here
+    print(f"{python} -m tensorboard.main --logdir {directory.parent}")

@@ -53,7 +53,7 @@ def test_it_learns_and_says_what_it_learnt(trained):
     found = re.search(r"held-out loss (\S+) nats per byte.*unigram entropy is (\S+), the bigram entropy (\S+)", done.stdout)
     loss, unigram, bigram = map(float, found.groups())
     assert loss == pytest.approx(summary["eval_loss"], abs=1e-4) and 1.5 < bigram < unigram < 4
-    assert f"tensorboard --logdir {directory.parent}" in done.stdout
+    assert f"tensorboard.main --logdir {directory.parent}" in done.stdout
 
 
 def test_progress_is_shown(trained):

@@ -9,44 +9,75 @@ from pathlib import Path
 
 from configs.knobs import diff, fits, flatten, knob_types, nearest, replace
 from configs.schema import Experiment
+from configs.sweep import Sweep
 
 FOLDER = Path(__file__).parent
+ABLATIONS = FOLDER / "ablations"
 
 
 class UserError(Exception):
     """A mistake in what the user gave, told in one or two lines; the command ends with exit status 2."""
 
 
-def names() -> list[str]:
-    """The experiments of this folder, by name."""
-    return sorted(path.stem for path in FOLDER.glob("*.py") if re.search(r"^def config\(", path.read_text(), re.M))
+def names(folder: Path = FOLDER, function: str = "config") -> list[str]:
+    """The files of a folder that define the function: experiments, or with `base` the sweeps of configs/ablations."""
+    return sorted(path.stem for path in folder.glob("*.py") if re.search(rf"^def {function}\(", path.read_text(), re.M))
 
 
 def load(name_or_path: str) -> Experiment:
-    """The experiment of that name in configs/, or of that .py file: what its `config()` returns, with `run.name` filled in.
+    """The experiment of that name in configs/, of that .py file (what its `config()` returns), or of that config.json, with `run.name`
+    filled in.
 
     Raises UserError where there is no such experiment, or where its file does not import.
     """
+    path = find(name_or_path, FOLDER, "config")
+    if path.suffix == ".json":
+        return from_json(path.read_text())
+    config = call(path, lambda module: module.config())
+    if not isinstance(config, Experiment):
+        raise UserError(f"config file {path}: config() must return a configs.schema.Experiment, not {type(config).__name__}")
+    return config if config.run.name else replace(config, {"run.name": path.stem})
+
+
+def load_sweep(name_or_path: str) -> Sweep:
+    """The sweep of that name in configs/ablations/, or of that .py file: its docstring, `base()` and AXES.
+
+    Raises UserError where there is no such sweep, its file does not import, or its members cannot be made.
+    """
+    path = find(name_or_path, ABLATIONS, "base")
+    sweep = call(path, lambda module: Sweep(path.stem, (module.__doc__ or "").strip(), module.base(), tuple(module.AXES)))
+    try:
+        sweep.members  # noqa: B018 the axes are checked by making the members
+    except ValueError as error:
+        raise UserError(f"sweep {path}: {error}") from error
+    return sweep
+
+
+def find(name_or_path: str, folder: Path, function: str) -> Path:
+    """The file that a name in the folder, or a path, stands for."""
     path = Path(name_or_path)
-    if name_or_path.endswith(".py"):
+    if name_or_path.endswith((".py", ".json")):
         if not path.is_file():
             raise UserError(f"config file {name_or_path} does not exist")
-    elif name_or_path in names():
-        path = FOLDER / f"{name_or_path}.py"
-    else:
-        raise UserError(f"no experiment is named {name_or_path!r}; {nearest(name_or_path, names())}, or give the path of a .py file")
+        return path
+    known = names(folder, function)
+    if name_or_path not in known:
+        what = "experiment" if function == "config" else "sweep"
+        raise UserError(f"no {what} is named {name_or_path!r}; {nearest(name_or_path, known)}, or give the path of a .py file")
+    return folder / f"{name_or_path}.py"
+
+
+def call(path: Path, use):
+    """What `use` makes of the module at a path. Raises UserError, with the line, for whatever goes wrong in the file."""
     try:
         spec = importlib.util.spec_from_file_location(f"configs.{path.stem}", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        config = module.config()
+        return use(module)
     except (Exception, SystemExit) as error:
-        line = getattr(error, "lineno", None) or (error.__traceback__ and innermost_line(error, path))
+        line = getattr(error, "lineno", None) or innermost_line(error, path)
         where = f" (line {line})" if line else ""
         raise UserError(f"config file {path} does not import: {type(error).__name__}: {' '.join(str(error).split())}{where}") from error
-    if not isinstance(config, Experiment):
-        raise UserError(f"config file {path}: config() must return a configs.schema.Experiment, not {type(config).__name__}")
-    return config if config.run.name else replace(config, {"run.name": path.stem})
 
 
 def innermost_line(error: Exception, path: Path) -> int | None:

@@ -3,8 +3,7 @@
 import itertools
 from dataclasses import dataclass
 
-from configs.knobs import diff, replace, require
-from configs.load import fingerprint
+from configs.knobs import replace, require
 from configs.schema import Experiment
 
 
@@ -82,7 +81,7 @@ def members(base: Experiment, axes: tuple[Axis, ...]) -> list[Member]:
     for first, second in itertools.combinations(axes, 2):
         shared = sorted(first.knobs & second.knobs)
         require(not shared, f"axes {first.name!r} and {second.name!r} both set {', '.join(shared)}")
-    found: dict[str, Member] = {}
+    found: dict[Experiment, Member] = {}
     for points in itertools.product(*(axis.points for axis in axes)):
         labels = tuple(zip(names, (label for label, _ in points), strict=True))
         overrides = dict(itertools.chain.from_iterable(overrides for _, overrides in points))
@@ -90,11 +89,6 @@ def members(base: Experiment, axes: tuple[Axis, ...]) -> list[Member]:
             member = Member(labels, replace(base, overrides))
         except ValueError as error:
             raise ValueError(f"member {labels}: {error}") from error
-        twin = found.setdefault(fingerprint(member.config), member)
+        twin = found.setdefault(member.config, member)
         require(twin is member, f"members {twin.name!r} and {member.name!r} have the same config")
     return list(found.values())
-
-
-def undeclared(one: Experiment, other: Experiment, axes: tuple[Axis, ...]) -> set[str]:
-    """Knobs in which two members differ although no axis sets them: what makes a comparison unfair."""
-    return set(diff(one, other)) - set().union(*(axis.knobs for axis in axes))

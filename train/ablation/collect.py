@@ -92,6 +92,11 @@ class Table:
             grid[self.rates.index(result.rate), seeds.index(result.seed)] = value(result)
         return grid
 
+    def losses(self, variant: str) -> np.ndarray:
+        """Held-out loss [rates, seeds], at most the loss at init, which is also that of a run that diverged."""
+        initial = self.grid(variant, lambda run: run.initial)
+        return np.fmin(self.grid(variant, lambda run: run.loss), initial)
+
 
 def collect(folder: Path) -> Table:
     """The table of a sweep's folder. Raises UserError where it holds no sweep, no finished member, or members that may not be compared."""

@@ -35,13 +35,12 @@ def interval(values: Float[np.ndarray, "n"]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def sensitivity(losses: Float[np.ndarray, "rates"], initial: Float[np.ndarray, "rates"] | float) -> float:
-    """Learning-rate sensitivity: mean over the swept rates of min(loss, loss at init) - the least loss, in nats per token.
+def sensitivity(losses: Float[np.ndarray, "rates"]) -> float:
+    """Learning-rate sensitivity: mean over the swept rates of loss - least loss, in nats per token; the losses are at most that at init.
 
-    A run that diverged counts with its loss at init. Source: Wortsman et al. 2023, arXiv 2309.14322, section 2.2.
+    Source: Wortsman et al. 2023, arXiv 2309.14322, section 2.2.
     """
-    capped = np.minimum(np.where(np.isfinite(losses), losses, np.inf), initial)
-    return float(np.mean(capped - capped.min()))
+    return float(np.nanmean(losses - np.nanmin(losses)))
 
 
 def compare(ours: Float[np.ndarray, "seeds"], theirs: Float[np.ndarray, "seeds"]) -> Interval:

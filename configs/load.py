@@ -9,7 +9,7 @@ from pathlib import Path
 
 from configs.knobs import diff, fits, flatten, knob_types, nearest, replace
 from configs.schema import Experiment
-from configs.sweep import Sweep
+from configs.sweep import Axis, Sweep
 
 FOLDER = Path(__file__).parent
 ABLATIONS = FOLDER / "ablations"
@@ -32,7 +32,10 @@ def load(name_or_path: str) -> Experiment:
     """
     path = find(name_or_path, FOLDER, "config")
     if path.suffix == ".json":
-        return from_json(path.read_text())
+        try:
+            return from_json(path.read_text())
+        except UserError as error:
+            raise UserError(f"config file {path}: {error}") from error
     config = call(path, lambda module: module.config())
     if not isinstance(config, Experiment):
         raise UserError(f"config file {path}: config() must return a configs.schema.Experiment, not {type(config).__name__}")
@@ -46,6 +49,10 @@ def load_sweep(name_or_path: str) -> Sweep:
     """
     path = find(name_or_path, ABLATIONS, "base")
     sweep = call(path, lambda module: Sweep(path.stem, (module.__doc__ or "").strip(), module.base(), tuple(module.AXES)))
+    if not isinstance(sweep.base, Experiment):
+        raise UserError(f"sweep {path}: base() must return a configs.schema.Experiment, not {type(sweep.base).__name__}")
+    if not all(isinstance(axis, Axis) for axis in sweep.axes):
+        raise UserError(f"sweep {path}: AXES must be a tuple of configs.sweep.Axis")
     try:
         sweep.members  # noqa: B018 the axes are checked by making the members
     except ValueError as error:

@@ -1,6 +1,7 @@
 """Sweeps as data: axes of named overrides, and the members they span."""
 
 import itertools
+import re
 from dataclasses import dataclass
 
 from configs.knobs import replace, require
@@ -38,6 +39,9 @@ def seeds(count: int) -> Axis:
 def zipped(*axes: Axis) -> Axis:
     """Axes that move together, point by point. Raises ValueError where they differ in length."""
     require(len({len(axis.points) for axis in axes}) == 1, f"zipped axes {[axis.name for axis in axes]}: must have equally many points")
+    for first, second in itertools.combinations(axes, 2):
+        shared = sorted(first.knobs & second.knobs)
+        require(not shared, f"axes {first.name!r} and {second.name!r} both set {', '.join(shared)}")
     return Axis("+".join(axis.name for axis in axes), tuple(
         ("+".join(label for label, _ in points), tuple(itertools.chain.from_iterable(overrides for _, overrides in points)))
         for points in zip(*(axis.points for axis in axes), strict=True)))
@@ -52,7 +56,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        return ",".join(f"{axis.rsplit('.', 1)[-1]}={label}" for axis, label in self.labels)
+        return re.sub(r"[^\w.,=+-]+", "_", ",".join(f"{axis.rsplit('.', 1)[-1]}={label}" for axis, label in self.labels), flags=re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,11 @@ def members(base: Experiment, axes: tuple[Axis, ...]) -> list[Member]:
     Raises ValueError for an axis that names an unknown knob, an impossible member, an empty sweep, an axis or label given twice, two axes
     that set the same knob, or two members with the same config.
     """
-    require(bool(axes) and all(axis.points for axis in axes), "the sweep is empty: every axis needs at least one point")
+    require(bool(axes), "the sweep is empty: it has no axis")
+    for axis in axes:
+        labels = [label for label, _ in axis.points]
+        require(bool(labels), f"axis {axis.name!r} is empty: it needs at least one point")
+        require(len(set(labels)) == len(labels), f"axis {axis.name!r}: the labels {labels} are not all different")
     names = [axis.name for axis in axes]
     require(len(set(names)) == len(names), f"the axes {names} are not all different")
     for first, second in itertools.combinations(axes, 2):

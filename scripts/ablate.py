@@ -1,6 +1,7 @@
 """Run a sweep of configs/ablations: every combination of its axes, each in its own run directory, continued where it stopped."""
 
 import dataclasses
+import shlex
 from typing import Annotated, Literal
 
 import tyro
@@ -50,7 +51,7 @@ def main() -> int:
     write_plan(sweep, options.root)
     if options.print_commands:
         for path in write_configs(unfinished(members)):
-            print(f"python -m scripts.train {path}")
+            print(shlex.join(["python", "-m", "scripts.train", str(path)]))
         return 0
     return run_sweep(members, options.jobs, options.where, dict(word.split("=", 1) for word in options.slurm))
 

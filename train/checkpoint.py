@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import shutil
 import sys
 import zlib
@@ -51,7 +52,8 @@ class Checkpoints:
             digests=ocp.args.JsonSave(digests(arrays) | {CONFIG: of_text(config)}),
             config=ocp.args.JsonSave({"text": config}),
         )
-        metrics = None if eval_loss is None else {"eval_loss": float(jax.device_get(eval_loss))}
+        loss = math.nan if eval_loss is None else float(jax.device_get(eval_loss))
+        metrics = {"eval_loss": loss} if math.isfinite(loss) else None
         self.guarded(lambda: self.manager.save(step, args=items, metrics=metrics, force=True))
 
     def finish(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import tyro
 
 from configs.knobs import knob_types, replace
-from configs.load import UserError, load, names, run_name
+from configs.load import UserError, fingerprint, load, names, run_name
 from configs.schema import Experiment
 
 
@@ -28,7 +28,8 @@ def parse_experiment(module: str, description: str, words: list[str] | None = No
     config = tyro.cli(Experiment, default=unnamed, args=with_values(overrides), prog=f"python -m {usage}", description=text,
                       config=(tyro.conf.FlagConversionOff,))
     if config.run.name is None:
-        config = dataclasses.replace(config, run=dataclasses.replace(config.run, name=run_name(config, base)))
+        name = base.run.name if fingerprint(config) == fingerprint(base) else run_name(config, base)
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, name=name))
     return config, base
 
 

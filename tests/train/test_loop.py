@@ -81,7 +81,7 @@ def test_a_finished_run_leaves_its_record(whole, config):
     assert [line["step"] for line in lines if "probe.grad_norm" in line] == [0, 8, 16, 24]
     assert found["eval_loss"] == lines[-1]["eval/loss"] and found["train_loss"] == lines[-2]["train/loss"]
     assert {path.name for path in directory.iterdir()} >= {"config.json", "conditions.json", "metrics.jsonl", "summary.json", "checkpoints"}
-    assert "held-out loss" in done.stdout and "bigram entropy" in done.stdout and "tensorboard --logdir" in done.stdout
+    assert "held-out loss" in done.stdout and "bigram entropy" in done.stdout and "tensorboard.main --logdir" in done.stdout
     assert shown(directory, "train/loss") == list(range(STEPS))
 
 

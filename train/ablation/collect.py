@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from configs.knobs import diff
-from configs.load import UserError, fingerprint
+from configs.load import UserError, fingerprint, from_json
+from configs.schema import Experiment
 from train.ablation.sweep import PLAN, config_of, read_json
 from train.directory import CONDITIONS, SUMMARY
 from train.log import METRICS, read_lines
@@ -27,7 +28,7 @@ class Result:
 
     directory: Path
     labels: dict[str, str]
-    config: Any
+    config: Experiment
     summary: dict[str, Any]
     conditions: dict[str, Any]
 
@@ -95,7 +96,12 @@ class Table:
     def losses(self, variant: str) -> np.ndarray:
         """Held-out loss [rates, seeds], at most the loss at init, which is also that of a run that diverged."""
         initial = self.grid(variant, lambda run: run.initial)
-        return np.fmin(self.grid(variant, lambda run: run.loss), initial)
+        return np.fmin(self.grid(variant, lambda run: run.loss), initial)[:, self.whole]
+
+    @property
+    def whole(self) -> np.ndarray:
+        """Seeds of which every variant has a result at every rate."""
+        return ~np.isnan([self.grid(variant, lambda run: run.initial) for variant in self.variants]).any((0, 1))
 
 
 def collect(folder: Path) -> Table:
@@ -109,16 +115,27 @@ def collect(folder: Path) -> Table:
             continue
         summary, config = read_json(directory / SUMMARY), config_of(directory)
         if fingerprint(config) != of["fingerprint"]:
-            raise UserError(f"{directory}: its config is not the one that the sweep planned; restore it or run the sweep anew")
+            raise UserError(f"{directory}: its config is not the one that the sweep planned{difference(folder, name, config)}; restore it")
         if summary["status"] not in ("completed", "diverged"):
             missing.append(name)
             continue
+        if summary["initial_eval_loss"] is None:
+            raise UserError(f"{directory}: has no held-out loss at step 0, which a report needs; run the sweep with eval.every set")
         results.append(Result(directory, of["labels"], config, summary, read_json(directory / CONDITIONS)))
     if not results:
         raise UserError(f"{folder}: none of its {len(plan['members'])} members has finished")
     table = Table(plan["name"], plan["question"], plan["axes"], results, missing)
     check_fair(table)
+    if not table.whole.any():
+        raise UserError(f"{folder}: no seed has a result of every variant at every learning rate; {len(missing)} members are missing")
     return table
+
+
+def difference(folder: Path, name: str, config: Experiment) -> str:
+    """How a member's config differs from the one the sweep wrote for it."""
+    planned = folder / "configs" / f"{name}.json"
+    found = diff(config, from_json(planned.read_text())) if planned.exists() else {}
+    return "".join(f"; {knob} = {there!r} there, {ours!r} in the sweep" for knob, (ours, there) in found.items())
 
 
 def check_fair(table: Table) -> None:

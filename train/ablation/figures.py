@@ -32,8 +32,8 @@ def over_rates(table: Table, values: Callable[[str], np.ndarray], label: str, lo
         return None
     figure, axes = plt.subplots(figsize=(7, 4))
     for index, variant in enumerate(table.variants):
-        grid = values(variant)
-        mean, low, high = np.nanmean(grid, 1), np.nanmin(grid, 1), np.nanmax(grid, 1)
+        grid = np.ma.masked_invalid(values(variant))  # members without a result
+        mean, low, high = grid.mean(1), grid.min(1), grid.max(1)
         axes.plot(table.rates, mean, marker="o", ms=4, color=f"C{index}", label=variant)
         axes.fill_between(table.rates, low, high, alpha=0.15, color=f"C{index}")
         lost = [rate for rate, row in zip(table.rates, table.grid(variant, lambda run: run.loss), strict=True) if np.isinf(row).any()]

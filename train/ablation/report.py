@@ -74,7 +74,7 @@ def compose(table: Table) -> tuple[str, dict[str, figures.Figure]]:
 
 def best(table: Table, variant: str) -> np.ndarray:
     """The least loss over the learning rates, for each seed; the loss at init where every run diverged."""
-    return np.nanmin(table.losses(variant), axis=0)
+    return np.fmin.reduce(table.losses(variant), axis=0)
 
 
 def best_run(table: Table, variant: str) -> Result:
@@ -85,7 +85,7 @@ def best_run(table: Table, variant: str) -> Result:
 
 def sensitivities(table: Table) -> dict[str, Interval]:
     """Learning-rate sensitivity of each variant, over its seeds."""
-    return {variant: interval([sensitivity(of_seed) for of_seed in table.losses(variant).T]) for variant in table.variants}
+    return {variant: interval(np.asarray([sensitivity(of_seed) for of_seed in table.losses(variant).T])) for variant in table.variants}
 
 
 def conclusion(table: Table) -> list[str]:
@@ -96,7 +96,7 @@ def conclusion(table: Table) -> list[str]:
     for variant, theirs in losses.items():
         if variant != winner:
             gap = compare(losses[winner], theirs)
-            lines.append(f"{variant}: higher by {gap}" + ("; no difference shown" if gap.covers_zero else ""))
+            lines.append(f"{variant}: higher by {gap}; {gap.verdict}")
     return lines
 
 

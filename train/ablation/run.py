@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import submitit
 
-from configs.load import load, to_json
+from configs.load import UserError, load, to_json
 from configs.schema import Experiment
 from configs.sweep import Member
 from models.parameters import counts, flops_per_token, table
@@ -55,13 +55,21 @@ def write_configs(members: Sequence[Member]) -> list[Path]:
 
 
 def run_members(paths: Sequence[Path]) -> int:
-    """Runs configs one after the other; a run that diverges is a result, one that is stopped stops the rest with its exit status."""
+    """Runs configs one after the other. A run that diverges is a result, one that fails is told at the end, one that is stopped stops the
+    rest with its exit status."""
+    failed: list[str] = []
     for number, path in enumerate(paths, 1):
         config: Experiment = load(str(path))
         print(f"[{number}/{len(paths)}] {config.run.name}", flush=True)
-        status = run(config)
+        try:
+            status = run(config)
+        except UserError as error:
+            failed.append(f"{config.run.name}: {error}")
+            continue
         if status not in (EXIT["completed"], EXIT["diverged"]):
             return status
+    if failed:
+        raise UserError("; ".join(failed))
     return 0
 
 
@@ -72,10 +80,22 @@ def run_sweep(members: Sequence[Member], jobs: int, where: Where, slurm: dict[st
         return 0
     if jobs == 1 and where == "local":
         return run_members(paths)
-    executor = submitit.AutoExecutor(folder=paths[0].parent.parent / "jobs", cluster=where)
+    try:
+        executor = submitit.AutoExecutor(folder=paths[0].parent.parent / "jobs", cluster=where)
+    except RuntimeError as error:  # no Slurm here
+        raise UserError(f"--where {where}: {error}") from error
     minutes = int(slurm.get("timeout_min", 24 * 60))
     executor.update_parameters(timeout_min=minutes, **{f"slurm_{key}": value for key, value in slurm.items() if key != "timeout_min"})
     chunk = -(-len(paths) // jobs)
     submitted = [executor.submit(run_members, paths[start : start + chunk]) for start in range(0, len(paths), chunk)]
     print("\n".join(f"job {job.job_id}: {job.paths.stdout}" for job in submitted), flush=True)
-    return max(job.result() for job in submitted)
+    return max(map(result_of, submitted))
+
+
+def result_of(job: submitit.Job) -> int:
+    """The exit status of a job's members. Raises UserError, with the last line of its error and its log, where it failed."""
+    try:
+        return job.result()
+    except submitit.core.utils.FailedJobError as error:
+        told = [line for line in str(error).splitlines() if "UserError: " in line or "Error: " in line]
+        raise UserError(f"job {job.job_id} failed, see {job.paths.stderr}: {told[-1] if told else error}") from error

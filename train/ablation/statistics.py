@@ -17,11 +17,14 @@ class Interval(NamedTuple):
     high: float
 
     @property
-    def covers_zero(self) -> bool:
-        return self.low <= 0 <= self.high
+    def verdict(self) -> str:
+        """What a mean difference shows."""
+        if not np.isfinite(self.low):
+            return "one seed cannot show a difference"
+        return "no difference shown" if self.low <= 0 <= self.high else "a difference beyond chance"
 
     def __str__(self) -> str:
-        bounds = f"[{self.low:.4f}, {self.high:.4f}]" if np.isfinite(self.low) else "one seed, no interval"
+        bounds = f"[{self.low:.4f}, {self.high:.4f}]" if np.isfinite(self.low) else "no interval"
         return f"{self.mean:.4f} ({bounds})"
 
 

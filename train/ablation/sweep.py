@@ -26,7 +26,7 @@ def progress(member: Member) -> Progress:
     directory = Path(member.config.run.root) / member.config.run.name
     if not (directory / CONFIG).exists():
         return "new"
-    held = from_json((directory / CONFIG).read_text())
+    held = config_of(directory)
     if fingerprint(held) != fingerprint(member.config):
         told = "; ".join(f"{knob} = {here!r} there, {ours!r} in the sweep" for knob, (here, ours) in diff(member.config, held).items())
         raise UserError(f"{directory} is not what the sweep made it: {told}\nrestore its {CONFIG}, or move the directory away")
@@ -62,4 +62,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def config_of(directory: Path) -> Experiment:
-    return from_json((directory / CONFIG).read_text())
+    try:
+        return from_json((directory / CONFIG).read_text())
+    except UserError as error:
+        raise UserError(f"{directory / CONFIG}: {error}") from error

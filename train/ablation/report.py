@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from train import directory
 from train.ablation import figures
 from train.ablation.collect import RATE, SEED, Result, Table, collect
-from train.ablation.statistics import Interval, compare, interaction, interval, sensitivity
+from train.ablation.statistics import compare, interaction, interval, sensitivity
 
 STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 1.5rem auto; padding: 0 1rem; color: #1b1b1b }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem } img { max-width: 100%; height: auto }
@@ -52,7 +52,8 @@ def compose(table: Table) -> tuple[str, dict[str, figures.Figure]]:
     add("loss", "Held-out loss against learning rate", figures.over_rates(table, table.losses, "held-out loss, nats per byte"),
         "Mean over seeds; the band spans them; a cross marks a rate at which a run diverged, drawn at its loss at init.")
     if len(table.rates) > 1:
-        figure = figures.bars(sensitivities(table), "mean of min(loss, loss at init) - best loss, nats per byte")
+        spread = {variant: interval(of_seeds) for variant, of_seeds in sensitivities(table).items()}
+        figure = figures.bars(spread, "mean of min(loss, loss at init) - best loss, nats per byte")
         add("sensitivity", "Learning-rate sensitivity", figure, "Wortsman et al. 2023, arXiv 2309.14322; 95 % interval over seeds.")
     logits = lambda variant: table.grid(variant, lambda run: run.summary["largest_attention_logit"] or np.nan)
     figure = figures.over_rates(table, logits, "largest attention logit seen", logarithmic=True)
@@ -83,19 +84,24 @@ def best_run(table: Table, variant: str) -> Result:
     return min(runs, key=lambda run: run.loss)
 
 
-def sensitivities(table: Table) -> dict[str, Interval]:
-    """Learning-rate sensitivity of each variant, over its seeds."""
-    return {variant: interval(np.asarray([sensitivity(of_seed) for of_seed in table.losses(variant).T])) for variant in table.variants}
+def sensitivities(table: Table) -> dict[str, np.ndarray]:
+    """Learning-rate sensitivity of each variant, for each seed."""
+    return {variant: np.asarray([sensitivity(of_seed) for of_seed in table.losses(variant).T]) for variant in table.variants}
 
 
 def conclusion(table: Table) -> list[str]:
-    """The winner by least loss over the swept rates, and each other variant against it, paired by seed."""
-    losses = {variant: best(table, variant) for variant in table.variants}
-    winner = min(losses, key=lambda variant: losses[variant].mean())
-    lines = [f"lowest held-out loss: **{winner}**, {interval(losses[winner])} nats per byte at its best learning rate"]
-    for variant, theirs in losses.items():
+    """The variant with the least loss over the swept rates and the one with the least learning-rate sensitivity, each with the others
+    against it, paired by seed."""
+    lines = against_least("lowest held-out loss", {variant: best(table, variant) for variant in table.variants})
+    return lines + (against_least("least learning-rate sensitivity", sensitivities(table)) if len(table.rates) > 1 else [])
+
+
+def against_least(what: str, values: dict[str, np.ndarray]) -> list[str]:
+    winner = min(values, key=lambda variant: values[variant].mean())
+    lines = [f"{what}: **{winner}**, {interval(values[winner])} nats per byte"]
+    for variant, theirs in values.items():
         if variant != winner:
-            gap = compare(losses[winner], theirs)
+            gap = compare(values[winner], theirs)
             lines.append(f"{variant}: higher by {gap}; {gap.verdict}")
     return lines
 
@@ -106,7 +112,7 @@ def variant_table(table: Table) -> list[str]:
     rows = ["| variant | best loss | LR sensitivity | parameters | FLOPs per token |", "|---|---|---|---|---|"]
     for variant in table.variants:
         summary = table.of(variant)[0].summary
-        swept = str(spread[variant]) if len(table.rates) > 1 else "one rate"
+        swept = str(interval(spread[variant])) if len(table.rates) > 1 else "one rate"
         rows.append(f"| {variant} | {interval(best(table, variant))} | {swept} | {summary['parameters']['total']:,} | "
                     f"{summary['flops_per_token']:,.0f} |")
     return ["\n".join(rows)]

@@ -5,7 +5,7 @@ from jaxtyping import Array, Float, Int
 
 from configs.model import Layer, NormContract
 from models.kernels import attend
-from models.kernels.dense import logit_rows, mean_cosine
+from models.kernels.scores import logit_rows, mean_cosine
 from models.norms import Norm, normalise
 from models.parameters import parameter
 from models.precision import Operands

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from models.kernels import KERNELS, attend
-from models.kernels.dense import logit_rows, mean_cosine
+from models.kernels.scores import logit_rows, mean_cosine
 from tests.models import reference
 from tests.models.reference import EPS, EPS32, assert_close, draw
 

@@ -56,6 +56,7 @@ def run(config: Experiment) -> int:
                     stopping = step == steps or signals.received
                     if step > done and config.checkpoint.every and (stopping or due(config.checkpoint.every, step)):
                         recorder.settle()
+                        log.flush()  # what a run continued from here will not write again
                         checkpoints.save(step, state, values.get("eval/loss"))
                         clock.restart()
                     if stopping:

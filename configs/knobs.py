@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import difflib
+import re
 import types
 import typing
 
@@ -107,6 +108,16 @@ def parse_changes(text: str) -> dict[str, object]:
         except (ValueError, SyntaxError):
             changes[knob] = value
     return changes
+
+
+def tell(changes: dict[str, tuple[object, object]], here: str = "here") -> str:
+    """What `diff` found, in words; the base is what is "there"."""
+    return "; ".join(f"{knob} = {there!r} there, {ours!r} {here}" for knob, (there, ours) in changes.items())
+
+
+def file_name(text: str) -> str:
+    """The text with whatever a file name should not hold as underscores."""
+    return re.sub(r"[^\w.,=+-]+", "_", text, flags=re.ASCII)
 
 
 def diff(config, base) -> dict[str, tuple[object, object]]:

@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from configs.knobs import diff, fits, flatten, knob_types, nearest, replace
+from configs.knobs import diff, file_name, fits, flatten, knob_types, nearest, replace
 from configs.schema import Experiment
 from configs.sweep import Axis, Sweep
 
@@ -108,7 +108,7 @@ def fingerprint(config: Experiment) -> str:
 def run_name(config: Experiment, base: Experiment) -> str:
     """The name of a run: its experiment and what differs from it, such as `tiny,norm.placement=post`, at most 120 characters."""
     parts = [base.run.name or "run"] + [f"{knob.removeprefix('model.')}={value}" for knob, (_, value) in diff(config, base).items()]
-    name = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts), flags=re.ASCII)
+    name = file_name(",".join(parts))
     return name if len(name) <= 120 else f"{name[:100].rstrip(',')},{fingerprint(config)}"
 
 

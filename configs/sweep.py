@@ -1,10 +1,9 @@
 """Sweeps as data: axes of named overrides, and the members they span."""
 
 import itertools
-import re
 from dataclasses import dataclass
 
-from configs.knobs import replace, require
+from configs.knobs import file_name, replace, require
 from configs.schema import Experiment
 
 
@@ -36,12 +35,17 @@ def seeds(count: int) -> Axis:
     return values("train.seed", *range(count))
 
 
-def zipped(*axes: Axis) -> Axis:
-    """Axes that move together, point by point. Raises ValueError where they differ in length."""
-    require(len({len(axis.points) for axis in axes}) == 1, f"zipped axes {[axis.name for axis in axes]}: must have equally many points")
+def check_disjoint(axes: tuple[Axis, ...]) -> None:
+    """Raises ValueError where two axes set the same knob."""
     for first, second in itertools.combinations(axes, 2):
         shared = sorted(first.knobs & second.knobs)
         require(not shared, f"axes {first.name!r} and {second.name!r} both set {', '.join(shared)}")
+
+
+def zipped(*axes: Axis) -> Axis:
+    """Axes that move together, point by point. Raises ValueError where they differ in length."""
+    require(len({len(axis.points) for axis in axes}) == 1, f"zipped axes {[axis.name for axis in axes]}: must have equally many points")
+    check_disjoint(axes)
     return Axis("+".join(axis.name for axis in axes), tuple(
         ("+".join(label for label, _ in points), tuple(itertools.chain.from_iterable(overrides for _, overrides in points)))
         for points in zip(*(axis.points for axis in axes), strict=True)))
@@ -56,7 +60,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        return re.sub(r"[^\w.,=+-]+", "_", ",".join(f"{axis.rsplit('.', 1)[-1]}={label}" for axis, label in self.labels), flags=re.ASCII)
+        return file_name(",".join(f"{axis.rsplit('.', 1)[-1]}={label}" for axis, label in self.labels))
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,7 @@ def members(base: Experiment, axes: tuple[Axis, ...]) -> list[Member]:
         require(len(set(labels)) == len(labels), f"axis {axis.name!r}: the labels {labels} are not all different")
     names = [axis.name for axis in axes]
     require(len(set(names)) == len(names), f"the axes {names} are not all different")
-    for first, second in itertools.combinations(axes, 2):
-        shared = sorted(first.knobs & second.knobs)
-        require(not shared, f"axes {first.name!r} and {second.name!r} both set {', '.join(shared)}")
+    check_disjoint(axes)
     found: dict[Experiment, Member] = {}
     for points in itertools.product(*(axis.points for axis in axes)):
         labels = tuple(zip(names, (label for label, _ in points), strict=True))

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from configs.knobs import diff
+from configs.knobs import diff, tell
 from configs.load import UserError, fingerprint, from_json, to_json
 from configs.schema import Experiment
 from train.data.corpus import Corpus
@@ -42,8 +42,8 @@ def claim(config: Experiment) -> tuple[Path, bool]:
         raise UserError(f"{held} is damaged ({error}); choose another --run.name") from error
     changes = {knob: values for knob, values in diff(config, before).items() if not (config.run.resume and knob.startswith(MAY_CHANGE))}
     if changes:
-        told = "; ".join(f"{knob} = {there!r} there, {here!r} here" for knob, (there, here) in changes.items())
-        raise UserError(f"run directory {directory} holds another config: {told}\nchoose another --run.name, or give the same knobs")
+        raise UserError(f"run directory {directory} holds another config: {tell(changes)}\n"
+                        "choose another --run.name, or give the same knobs")
     if not config.run.resume:
         raise UserError(f"run directory {directory} holds this run already: continue it with --run.resume, or choose another --run.name")
     return directory, True

@@ -25,6 +25,7 @@ from tensorboard.util import tensor_util
 from configs.knobs import flatten
 from configs.load import to_json
 from configs.schema import Experiment
+from train.directory import write
 from train.instruments import HISTOGRAM, headline, known_keys
 
 METRICS = "metrics.jsonl"
@@ -162,6 +163,4 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def keep_before(path: Path, step: int) -> None:
     """Drops the lines of `step` and later and whatever is broken, in one replacement of the file."""
     kept = [line for line in read_lines(path) if line["step"] < step]
-    fresh = path.with_suffix(".new")
-    fresh.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    fresh.replace(path)
+    write(path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.knobs import diff
+from configs.knobs import diff, tell
 from configs.load import UserError, fingerprint, from_json
 from configs.schema import Experiment
 from train.ablation.sweep import PLAN, config_of, read_json
@@ -134,8 +134,7 @@ def collect(folder: Path) -> Table:
 def difference(folder: Path, name: str, config: Experiment) -> str:
     """How a member's config differs from the one the sweep wrote for it."""
     planned = folder / "configs" / f"{name}.json"
-    found = diff(config, from_json(planned.read_text())) if planned.exists() else {}
-    return "".join(f"; {knob} = {there!r} there, {ours!r} in the sweep" for knob, (ours, there) in found.items())
+    return f"; {tell(diff(from_json(planned.read_text()), config), 'in the sweep')}" if planned.exists() else ""
 
 
 def check_fair(table: Table) -> None:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.knobs import diff, replace
+from configs.knobs import diff, replace, tell
 from configs.load import UserError, fingerprint, from_json
 from configs.schema import Experiment
 from configs.sweep import Member, Sweep
@@ -28,7 +28,7 @@ def progress(member: Member) -> Progress:
         return "new"
     held = config_of(directory)
     if fingerprint(held) != fingerprint(member.config):
-        told = "; ".join(f"{knob} = {here!r} there, {ours!r} in the sweep" for knob, (here, ours) in diff(member.config, held).items())
+        told = tell(diff(member.config, held), "in the sweep")
         raise UserError(f"{directory} is not what the sweep made it: {told}\nrestore its {CONFIG}, or move the directory away")
     status = read_json(directory / SUMMARY).get("status") if (directory / SUMMARY).exists() else None
     return status if status in ("completed", "diverged") else "begun"

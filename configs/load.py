@@ -9,7 +9,7 @@ from pathlib import Path
 
 from configs.knobs import diff, file_name, fits, flatten, knob_types, nearest, replace
 from configs.schema import Experiment
-from configs.sweep import Axis, Sweep
+from configs.sweep import Axis, Curve, Sweep
 
 FOLDER = Path(__file__).parent
 ABLATIONS = FOLDER / "ablations"
@@ -43,16 +43,23 @@ def load(name_or_path: str) -> Experiment:
 
 
 def load_sweep(name_or_path: str) -> Sweep:
-    """The sweep of that name in configs/ablations/, or of that .py file: its docstring, `base()` and AXES.
+    """The sweep of that name in configs/ablations/, or of that .py file: its docstring, `base()`, AXES, and CURVES where it has them.
 
     Raises UserError where there is no such sweep, its file does not import, or its members cannot be made.
     """
     path = find(name_or_path, ABLATIONS, "base")
-    sweep = call(path, lambda module: Sweep(path.stem, (module.__doc__ or "").strip(), module.base(), tuple(module.AXES)))
+    sweep = call(path, lambda module: Sweep(path.stem, (module.__doc__ or "").strip(), module.base(), tuple(module.AXES),
+                                            tuple(getattr(module, "CURVES", ()))))
     if not isinstance(sweep.base, Experiment):
         raise UserError(f"sweep {path}: base() must return a configs.schema.Experiment, not {type(sweep.base).__name__}")
     if not all(isinstance(axis, Axis) for axis in sweep.axes):
         raise UserError(f"sweep {path}: AXES must be a tuple of configs.sweep.Axis")
+    if not all(isinstance(curve, Curve) for curve in sweep.curves):
+        raise UserError(f"sweep {path}: CURVES must be a tuple of configs.sweep.Curve")
+    over = ["layer", "step", *(axis.name for axis in sweep.axes)]
+    for curve in sweep.curves:
+        if curve.over not in over:
+            raise UserError(f"sweep {path}: curve over {curve.over!r}; {nearest(curve.over, over)}")
     try:
         sweep.members  # noqa: B018 the axes are checked by making the members
     except ValueError as error:

@@ -61,7 +61,7 @@ class Train:
     """The loop."""
 
     steps: int = 300
-    """Updates."""
+    """Updates. 0: measure the initial model (held-out loss, probe batch) and stop."""
     seed: int = 0
     """Seed of the initial parameters and of the order of the data."""
     z_loss: float = 1e-4
@@ -76,7 +76,7 @@ class Train:
     """A loss or gradient that is not finite ends the run with exit status 3, or its update is skipped and counted."""
 
     def __post_init__(self):
-        require(self.steps > 0, f"train.steps = {self.steps}: must be positive")
+        require(self.steps >= 0, f"train.steps = {self.steps}: must not be negative")
         require(self.z_loss >= 0, f"train.z_loss = {self.z_loss}: must not be negative")
         require(self.accumulate > 0, f"train.accumulate = {self.accumulate}: must be positive")
 
@@ -186,7 +186,7 @@ class Experiment:
                 require(value is None or value > 0,
                         f"{type(section).__name__.lower()}.{knob.name} = {value}: must be positive"
                         + (", or None for off" if type(None) in get_args(knob.type) else ""))
-        require(self.optim.warmup < self.train.steps or self.train.steps == 1,
+        require(self.optim.warmup < self.train.steps or self.train.steps <= 1,
                 f"optim.warmup = {self.optim.warmup}: must be below train.steps = {self.train.steps}")
         require(self.data.batch % self.train.accumulate == 0,
                 f"train.accumulate = {self.train.accumulate}: must divide data.batch = {self.data.batch}")

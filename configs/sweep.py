@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
+from typing import Literal
 
 from configs.knobs import file_name, replace, require
 from configs.schema import Experiment
@@ -64,13 +65,28 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """One more figure of a sweep's report: a statistic of metrics.jsonl over the layers, the steps, or the points of an axis."""
+
+    key: str
+    """As in metrics.jsonl: "eval/loss", "probe.grad_norm.mlp"."""
+    over: str
+    """"layer", "step", or the name of an axis, whose labels are numbers or stand in their order."""
+    layer: Literal["first", "last", "mean", "max"] = "mean"
+    """Of a statistic per layer, unless over the layers: one of them, their mean or their largest."""
+    step: Literal["first", "last"] = "last"
+    """Unless over the steps: at init, or at the end."""
+
+
+@dataclass(frozen=True)
 class Sweep:
-    """A question, a base, and axes around it: what a file of configs/ablations holds."""
+    """A question, a base, axes around it, and curves to draw: what a file of configs/ablations holds."""
 
     name: str
     question: str
     base: Experiment
     axes: tuple[Axis, ...]
+    curves: tuple[Curve, ...] = ()
 
     @property
     def members(self) -> list[Member]:

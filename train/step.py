@@ -157,8 +157,9 @@ def programs_of(config: Experiment) -> Programs:
         seconds[name] = time.perf_counter() - start
         return found
 
-    quiet = None if instruments.every == 1 else compiled("quiet", make_step(plan, loud=False), state, batch)
-    loud = None if instruments.every is None else compiled("loud", make_step(plan, loud=True), state, batch)
+    trains = config.train.steps > 0
+    quiet = None if instruments.every == 1 or not trains else compiled("quiet", make_step(plan, loud=False), state, batch)
+    loud = None if instruments.every is None or not trains else compiled("loud", make_step(plan, loud=True), state, batch)
     of_probe = state.parameters, tokens(instruments.probe_batch)
     probe = None if instruments.probe_every is None else compiled("probe", make_probe(plan), *of_probe)
     of_batch = compiled("evaluate", make_evaluation(plan), state.parameters, batch)

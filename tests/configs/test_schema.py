@@ -31,7 +31,7 @@ IMPOSSIBLE = [
     ({"optim.floor": 2.0}, "optim.floor = 2.0"), ({"optim.cooldown": 0.0}, "optim.cooldown = 0.0"),
     ({"optim.clip": 0.0}, "optim.clip = 0.0"),
     ({"optim.weight_decay": -0.1}, "optim.weight_decay = -0.1"), ({"optim.eps": -1e-8}, "optim.eps = -1e-08"),
-    ({"train.steps": 0}, "train.steps = 0"), ({"train.accumulate": 0}, "train.accumulate = 0"),
+    ({"train.steps": -1}, "train.steps = -1"), ({"train.accumulate": 0}, "train.accumulate = 0"),
     ({"train.accumulate": 3}, "data.batch = 16"),
     ({"train.z_loss": -1e-4}, "train.z_loss = -0.0001"),
     ({"data.batch": 0}, "data.batch = 0"), ({"data.sequence": 0}, "data.sequence = 0"),

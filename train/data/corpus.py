@@ -1,5 +1,6 @@
 """Text as bytes, split by file into a training and a held-out part."""
 
+import functools
 import hashlib
 import sysconfig
 from dataclasses import dataclass
@@ -35,6 +36,13 @@ def read(source: str) -> Corpus:
     Raises UserError for a source that does not exist, a file that is not text (UTF-8 without zero bytes), or no text at all.
     """
     root, paths = find(source)
+    states = [path.stat() for path in paths]
+    return join(source, root, tuple(paths), tuple((state.st_size, state.st_mtime_ns) for state in states))
+
+
+@functools.lru_cache(maxsize=1)
+def join(source: str, root: Path, paths: tuple[Path, ...], states: tuple) -> Corpus:
+    """The corpus of these files; kept for the next run of this process while they stay as they are."""
     documents = {path.relative_to(root).as_posix(): read_text(path, checked=source != "stdlib") for path in paths}
     documents = {name: text for name, text in documents.items() if text}
     if not documents:

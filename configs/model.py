@@ -1,171 +1,16 @@
-"""The knobs of the model: norms, attention, rotary embedding, MLP, and the list of layers they make up."""
+"""The knobs of the model: MLP, initial values, and the list of layers they make up with norms and attention."""
 
 import dataclasses
 import re
 from dataclasses import dataclass
 from typing import Literal
 
+from configs.attention import Attention, Rope
 from configs.knobs import parse_changes, replace, require
+from configs.norm import Norm
 
-NormKind = Literal["layer", "rms", "l2", "dyt", "none"]
-PlacementName = Literal[
-    "none", "pre", "post", "sandwich", "reordered", "deepnorm", "layernorm_scaling", "hybrid", "mix", "parallel"
-]
-Slot = Literal["in", "branch", "out"]
-QKNormKind = Literal["none", "head", "head_each", "whole", "l2"]
-Kernel = Literal["dense"]
-Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
+Activation = Literal["gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "silu"]
 InitKind = Literal["auto", "normal", "scaled", "fan_in", "deepnorm"]
-
-
-@dataclass(frozen=True)
-class NormContract:
-    """What a norm computes, in full: two norms with equal contracts give equal numbers."""
-
-    kind: NormKind = "rms"
-    """layer: centred, root mean square; rms: root mean square; l2: Euclidean length; dyt: tanh; none: identity."""
-    eps: float = 1e-6
-    """Guards the division, at the place that eps_position names."""
-    eps_position: Literal["inside", "outside", "floor"] = "inside"
-    """inside: sqrt(m + eps); outside: sqrt(m) + eps; floor: max(sqrt(m), eps)."""
-    centring: Literal["kind", "yes", "no"] = "kind"
-    """Subtract the mean first; kind: as the norm's own kind does (layer: yes, the others: no)."""
-    scale: Literal["w", "1+w"] | None = "w"
-    """How the learned gain is stored: as the factor, as its offset from one, or None: no gain."""
-    bias: bool = False
-    """Add a learned bias."""
-    statistics: Literal["float32", "input"] = "float32"
-    """Precision of the statistics: at least float32, or that of the input."""
-    scale_cast: Literal["before", "after"] = "before"
-    """Multiply by the gain before the cast back to the input's precision (Gemma), or after it (Llama)."""
-
-    def __post_init__(self):
-        require(self.eps >= 0, f"norm eps = {self.eps}: must not be negative, such as 1e-6")
-
-    def words(self, over: int = 1) -> str:
-        """The contract as one line; `over`: trailing axes that share one statistic."""
-        if self.kind == "none":
-            return "none"
-        centred = self.centring == "yes" or (self.centring == "kind" and self.kind == "layer")
-        eps = {"inside": f"sqrt(m + {self.eps:g})", "outside": f"sqrt(m) + {self.eps:g}", "floor": f"max(sqrt(m), {self.eps:g})"}
-        parts = [self.kind, "centred" if centred else "not centred", *([] if self.kind == "dyt" else [eps[self.eps_position]])]
-        parts += [f"scale {self.scale} {self.scale_cast} the cast" if self.scale else "no scale", "bias" if self.bias else "no bias"]
-        return ", ".join([*parts, f"statistics {self.statistics}", *(["over all heads"] if over > 1 else [])])
-
-
-@dataclass(frozen=True)
-class Norm(NormContract):
-    """The norms around the residual branches: their contract and their place."""
-
-    placement: PlacementName = "pre"
-    """Which slots of x <- out(alpha x + beta branch(f(gain in(x)))) hold a norm, and the three factors."""
-    attention_slots: tuple[Slot, ...] | None = None
-    """By hand: the slots of the attention branch. None: as the placement says."""
-    mlp_slots: tuple[Slot, ...] | None = None
-    """By hand: the slots of the MLP branch. None: as the placement says."""
-    gain: float | None = None
-    """By hand: factor on the branch's input. None: as the placement says."""
-    alpha: float | None = None
-    """By hand: factor on the residual stream. None: as the placement says."""
-    beta: float | None = None
-    """By hand: factor on the branch's output. None: as the placement says."""
-    final: bool | None = None
-    """Norm before the output head. None: as the placement says."""
-
-
-@dataclass(frozen=True)
-class QKNorm:
-    """Norm of queries and keys."""
-
-    kind: QKNormKind = "none"
-    """head: one [k] gain for all heads; head_each: a [k] gain for each head; whole: over the concatenated heads;
-    l2: unit length and a learned temperature per head in place of attention.scale."""
-    position: Literal["before", "after"] = "before"
-    """Before or after RoPE."""
-    values: bool = False
-    """Normalise the values too (HybridNorm's QKV-norm)."""
-    temperature: float = 10.0
-    """Initial temperature of kind l2."""
-    norm: NormContract = NormContract()
-    """The contract of kinds head, head_each and whole."""
-
-    def __post_init__(self):
-        require(not (self.values and self.kind in ("none", "l2")),
-                f"attention.qk_norm.values = True with kind {self.kind!r}: values take the norm of kind head, head_each or whole")
-        require(self.kind not in ("head", "head_each", "whole") or self.norm.kind != "none",
-                f"attention.qk_norm.norm.kind = 'none' with qk_norm.kind {self.kind!r}: nothing would be normalised; set kind to none")
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Causal self-attention with grouped queries."""
-
-    heads: int = 4
-    """Query heads."""
-    kv_heads: int | None = None
-    """Key and value heads (1: multi-query). None: as many as query heads."""
-    head_width: int | None = None
-    """Width of a head. None: model.width / heads."""
-    scale: float | None = None
-    """Factor on q.k. None: 1 / sqrt(head width)."""
-    softcap: float | None = None
-    """Soft cap c on the logits: c tanh(z / c)."""
-    window: int | None = None
-    """Keys a query sees, itself included: 0 <= t - s < window."""
-    sinks: bool = False
-    """One learned logit per head that takes part in the softmax and carries no value."""
-    bias: tuple[Literal["q", "k", "v", "out"], ...] = ()
-    """Projections with a bias."""
-    qk_norm: QKNorm = QKNorm()
-    """Norm of queries and keys."""
-    kernel: Kernel = "dense"
-    """How attention is computed; each kernel gives the same numbers."""
-
-    def __post_init__(self):
-        require(self.heads > 0, f"attention.heads = {self.heads}: must be positive")
-        require(self.head_width is None or self.head_width > 0,
-                f"attention.head_width = {self.head_width}: must be positive, or None for model.width / heads")
-        groups = self.kv_heads or self.heads
-        require(self.kv_heads is None or self.kv_heads > 0, f"attention.kv_heads = {self.kv_heads}: must be positive")
-        divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-        require(self.heads % groups == 0,
-                f"attention.kv_heads = {groups}: must divide attention.heads = {self.heads}; "
-                f"the nearest is {min(divisors, key=lambda n: abs(n - groups))}")
-        require(self.window is None or self.window > 0, f"attention.window = {self.window}: must be positive, or None for no window")
-        require(self.softcap is None or self.softcap > 0, f"attention.softcap = {self.softcap}: must be positive, or None for no cap")
-        require(self.qk_norm.kind != "l2" or self.scale is None,
-                f"attention.scale = {self.scale} with qk_norm.kind 'l2': the learned temperature is the scale; leave it None")
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched for longer contexts."""
-
-    kind: Literal["none", "linear"] = "none"
-    """none: as trained; linear: positions divided by the factor (position interpolation)."""
-    factor: float = 1.0
-    """The stretch."""
-
-    def __post_init__(self):
-        require(self.factor >= 1, f"rope.scaling.factor = {self.factor}: must be at least 1")
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding."""
-
-    theta: float | None = 10_000.0
-    """Base of the wavelengths. None: no rotary embedding."""
-    fraction: float = 1.0
-    """Share of a head's width that rotates, its first dimensions."""
-    layout: Literal["half", "interleaved"] = "half"
-    """Which two dimensions form a pair: i and i + n/2, or 2i and 2i + 1."""
-    scaling: RopeScaling = RopeScaling()
-    """Stretching for longer contexts."""
-
-    def __post_init__(self):
-        require(self.theta is None or self.theta > 0, f"rope.theta = {self.theta}: must be positive, or None for no rotary embedding")
-        require(0 < self.fraction <= 1, f"rope.fraction = {self.fraction}: must lie in (0, 1]; for none set rope.theta to None")
 
 
 @dataclass(frozen=True)
@@ -180,9 +25,45 @@ class Mlp:
     """activation(gate x) * (up x) in place of activation(up x); silu and gated is SwiGLU."""
     bias: bool = False
     """Biases on its projections."""
+    limit: float | None = None
+    """Gated: the gate is limited from above, up on both sides, before the activation (gpt-oss)."""
+    up_offset: float = 0.0
+    """Gated: added to up (gpt-oss: 1)."""
 
     def __post_init__(self):
         require(self.width > 0, f"mlp.width = {self.width}: must be positive")
+        require(self.limit is None or self.limit > 0, f"mlp.limit = {self.limit}: must be positive, or None for no limit")
+        require(self.gated or (self.limit is None and self.up_offset == 0),
+                "mlp.limit and mlp.up_offset change the gate: set mlp.gated to True")
+
+
+@dataclass(frozen=True)
+class Moe:
+    """A mixture of experts in place of the MLP; each expert is an MLP as `mlp` describes it, of width `width`."""
+
+    experts: int | None = None
+    """Number of experts. None: one dense MLP."""
+    top_k: int = 2
+    """Experts that a token is sent to."""
+    width: int | None = None
+    """Hidden width of an expert. None: mlp.width."""
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    """From router logits to scores."""
+    normalise: bool = True
+    """Divide the chosen scores by their sum; with router softmax this is the softmax of the chosen logits."""
+    selection_bias: bool = False
+    """A bias per expert that takes part in the choice and does not weigh."""
+    shared: int = 0
+    """Experts that every token is sent to, beside the chosen, as one MLP of `shared` times the width."""
+    bias: bool = False
+    """A bias on the router logits."""
+
+    def __post_init__(self):
+        require(self.experts is None or self.experts > 0, f"moe.experts = {self.experts}: must be positive, or None for a dense MLP")
+        require(self.experts is None or 0 < self.top_k <= self.experts,
+                f"moe.top_k = {self.top_k}: must lie between 1 and moe.experts = {self.experts}")
+        require(self.width is None or self.width > 0, f"moe.width = {self.width}: must be positive, or None for mlp.width")
+        require(self.shared >= 0, f"moe.shared = {self.shared}: must not be negative")
 
 
 @dataclass(frozen=True)
@@ -211,6 +92,8 @@ class Layer:
     """Rotary position embedding."""
     mlp: Mlp = Mlp()
     """Feed-forward branch."""
+    moe: Moe = Moe()
+    """Mixture of experts in its place."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +116,10 @@ class Model(Layer):
     """Factor on the embedding (Gemma: sqrt(width))."""
     softcap: float | None = None
     """Soft cap on the output logits."""
+    context: int | None = None
+    """Positions the model is made for: a longer sequence is refused. None: no limit."""
+    learned_positions: bool = False
+    """Add a learned vector for each of the `context` positions to the embedding (GPT-2)."""
     init: Init = Init()
     """Initial values."""
     stack: Literal["auto", "scan", "unroll"] = "auto"
@@ -242,6 +129,9 @@ class Model(Layer):
         for knob in ("width", "depth", "vocab"):
             require(getattr(self, knob) > 0, f"model.{knob} = {getattr(self, knob)}: must be positive")
         require(self.softcap is None or self.softcap > 0, f"model.softcap = {self.softcap}: must be positive, or None for no cap")
+        require(self.context is None or self.context > 0, f"model.context = {self.context}: must be positive, or None for no limit")
+        require(not self.learned_positions or self.context is not None,
+                "model.learned_positions = True: needs a vector for each position; set model.context to their number")
         for index, layer in enumerate(self.layers):
             check_layer(f"layer {index}", layer, self.width)
         placements = {layer.norm.placement for layer in self.layers}
@@ -276,6 +166,8 @@ def check_layer(name: str, layer: Layer, width: int) -> None:
         rotary = k * rope.fraction
         require(rotary == int(rotary) and int(rotary) % 2 == 0 and rotary >= 2,
                 f"{name}: rope.fraction = {rope.fraction} of head width {k} is {rotary:g} dimensions: must be a positive even number")
+        require(rope.scaling.kind != "longrope" or len(rope.scaling.short) == rotary / 2,
+                f"{name}: rope.scaling.short has {len(rope.scaling.short)} factors for {rotary / 2:g} frequencies")
     require(layer.norm.placement != "hybrid" or (attention.qk_norm.kind != "none" and attention.qk_norm.values),
             f"{name}: norm.placement = 'hybrid' normalises q, k and v: set model.attention.qk_norm.kind to head and "
             "model.attention.qk_norm.values to True")

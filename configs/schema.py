@@ -14,7 +14,7 @@ from configs.model import Model
 
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
 Remat = Literal["none", "dots", "full"]
-ParameterGroup = Literal["embed", "head", "attention", "mlp", "norm", "qk_norm", "bias", "sinks"]
+ParameterGroup = Literal["embed", "positions", "head", "attention", "mlp", "moe", "norm", "qk_norm", "bias", "sinks"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Optim:
     """Decay of the parameters that `decay` names."""
     independent_decay: bool = False
     """Decay by weight_decay times the schedule alone, not times the learning rate too (Loshchilov and Hutter's form)."""
-    decay: tuple[ParameterGroup, ...] = ("embed", "head", "attention", "mlp")
+    decay: tuple[ParameterGroup, ...] = ("embed", "positions", "head", "attention", "mlp", "moe")
     """Groups of parameters that decay."""
     warmup: int = 15
     """Steps of linear warmup."""
@@ -199,6 +199,8 @@ class Experiment:
                 f"model.vocab = {self.model.vocab}: text is read as bytes, so it must be at least 256")
         require(self.model.width % self.mesh.fsdp == 0,
                 f"mesh.fsdp = {self.mesh.fsdp}: must divide model.width = {self.model.width}")
+        require(self.model.context is None or self.data.sequence <= self.model.context,
+                f"data.sequence = {self.data.sequence}: must not be above model.context = {self.model.context}")
         for index, layer in enumerate(self.model.layers):
             for knob, size in (("attention.heads", layer.attention.heads), ("mlp.width", layer.mlp.width)):
                 require(size % self.mesh.tensor == 0,

@@ -1,9 +1,11 @@
 """Causal self-attention: projections, QK-norm, RoPE, `attend`, output."""
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from configs.model import Layer, NormContract
+from configs.model import Layer
+from configs.norm import NormContract
 from models.kernels import attend
 from models.kernels.scores import logit_rows, mean_cosine
 from models.norms import Norm, normalise
@@ -48,7 +50,7 @@ class Attention(nnx.Module):
         config = self.config
         q = self.turn(self.q(x), self.q_norm, positions)
         k = self.turn(self.k(x), self.k_norm, positions)
-        v = self.v(x) if self.v_norm is None else self.v_norm(self.v(x))
+        v = self.clipped(self.v(x) if self.v_norm is None else self.v_norm(self.v(x)))
         scale = q.shape[-1] ** -0.5 if config.scale is None else config.scale
         if self.temperature is not None:
             q, scale = q * self.temperature[...].astype(q.dtype)[:, None], 1.0
@@ -69,10 +71,14 @@ class Attention(nnx.Module):
             norm = lambda x: normalise(x, NormContract(kind="l2", eps=self.config.qk_norm.norm.eps))
         if norm is not None and self.config.qk_norm.position == "before":
             x = norm(x)
-        x = rotate(x, positions, self.rope)
+        x = rotate(self.clipped(x), positions, self.rope)
         if norm is not None and self.config.qk_norm.position == "after":
             x = norm(x)
         return x
+
+    def clipped(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        limit = self.config.clip
+        return x if limit is None else jnp.clip(x, -limit, limit)
 
 
 def qk_norm(config, role: str, heads: int, axis: str, k: int) -> Norm | None:

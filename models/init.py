@@ -11,8 +11,8 @@ from configs.model import Model
 from models.norms import PLACEMENTS
 from models.parameters import Row
 
-OUTPUTS = ("attention.out", "mlp.down")
-SHRUNK = ("attention.v", "attention.out", "mlp.up", "mlp.gate", "mlp.down")
+OUTPUTS = ("attention.out", "mlp.down", "moe.down")
+SHRUNK = ("attention.v", "attention.out", "mlp.up", "mlp.gate", "mlp.down", "moe.up", "moe.gate", "moe.down")
 
 INITS: dict[str, Callable[[str, tuple[int, int], Model], float]] = {
     "normal": lambda role, fan, model: model.init.std,  # OLMo 2, arXiv 2501.00656
@@ -50,7 +50,7 @@ def initialise(rows: list[Row], model: Model, seed: int | Array) -> dict[str, Ar
 def draw(row: Row, model: Model, key: Array) -> Array:
     if row.constant is not None:
         return jnp.full(row.shape, row.constant, jnp.float32)
-    std = model.init.std if row.role == "embed" else INITS[kind(model)](row.role, row.fan, model)
+    std = model.init.std if row.role in ("embed", "positions") else INITS[kind(model)](row.role, row.fan, model)
     key = jax.random.fold_in(key, zlib.crc32(row.local_path.encode()))
     if row.layers is None:
         return std * jax.random.normal(key, row.shape, jnp.float32)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs.model import Norm as NormConfig
-from configs.model import NormContract
+from configs.norm import Norm as NormConfig
+from configs.norm import NormContract
 from models.parameters import parameter
 from models.precision import at_least_float32
 

@@ -47,7 +47,7 @@ class Row:
 
     @property
     def group(self) -> str:
-        """The coarse role by which decay masks and statistics go: embed, head, attention, mlp, norm, qk_norm, bias or sinks."""
+        """The coarse role by which decay masks and statistics go, one of configs.schema.ParameterGroup."""
         return group(self.role)
 
 
@@ -103,11 +103,12 @@ def counts(rows: list[Row]) -> dict[str, int]:
 def flops_per_token(model: Model, rows: list[Row], sequence: int) -> float:
     """Floating-point operations of one training token: 3 (2 P + 4 h k c summed over layers).
 
-    P counts the weights that a token is multiplied with (the head, tied or not, included; the embedding's look-up not), c is the mean
-    number of keys that a query sees under its causal window; the backward pass costs twice the forward one. Norms, softmax and
-    activations are not counted. Source: Kaplan et al. 2020, arXiv 2001.08361, section 2.1, with exact causal attention.
+    P counts the weights that a token is multiplied with (the head, tied or not, and of the experts its top_k included; the look-ups of
+    embedding and positions not), c is the mean number of keys that a query sees under its causal window; the backward pass costs twice
+    the forward one. Norms, softmax and activations are not counted. Source: Kaplan et al. 2020, arXiv 2001.08361, section 2.1, with
+    exact causal attention.
     """
-    products = sum(row.size for row in rows if row.fan is not None and row.role != "embed")
+    products = sum(row.size * active(model, row) for row in rows if row.fan is not None and row.role not in ("embed", "positions"))
     if model.tied:
         products += model.vocab * model.width
     attention = 0.0
@@ -117,3 +118,11 @@ def flops_per_token(model: Model, rows: list[Row], sequence: int) -> float:
         k = layer.attention.head_width or model.width // layer.attention.heads
         attention += 4 * layer.attention.heads * k * seen / sequence
     return 3 * (2 * products + attention)
+
+
+def active(model: Model, row: Row) -> float:
+    """The share of a parameter that one token meets: of a mixture's experts top_k."""
+    if row.role not in ("moe.up", "moe.gate", "moe.down"):
+        return 1.0
+    moe = model.layers[row.layers[0]].moe
+    return moe.top_k / moe.experts

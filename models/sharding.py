@@ -12,6 +12,7 @@ AXES: dict[str | None, str | tuple[str, ...] | None] = {
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
+    "experts": None,
     # activations, by their letter
     "b": ("data", "fsdp"),
     "h": "tensor",

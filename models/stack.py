@@ -17,6 +17,7 @@ from configs.model import Layer as LayerConfig
 from configs.model import Model
 from models.attention import Attention
 from models.mlp import Mlp
+from models.moe import Moe
 from models.norms import PLACEMENTS, Factors, Residual, factors, slots
 from models.precision import Operands
 from models.taps import Tap, Taps
@@ -33,7 +34,7 @@ REMATS: dict[str, Callable] = {
 
 
 class Layer(nnx.Module):
-    """Attention and MLP, each a residual branch; in a parallel placement both read the same input."""
+    """Attention and MLP (or a mixture), each a residual branch; in a parallel placement both read the same input."""
 
     def __init__(self, config: LayerConfig, width: int, rows: int, operands: Operands):
         self.parallel = PLACEMENTS[config.norm.placement].parallel
@@ -41,7 +42,7 @@ class Layer(nnx.Module):
         self.attention_residual = Residual(config.norm, attention_slots, width)
         self.attention = Attention(config, width, rows, operands)
         self.mlp_residual = Residual(config.norm, mlp_slots, width)
-        self.mlp = Mlp(config.mlp, width, operands)
+        self.mlp = Mlp(config.mlp, width, operands) if config.moe.experts is None else Moe(config, width, operands)
 
     def __call__(self, x: Float[Array, "b t d"], positions: Int[Array, "t"], scale: Factors, tap: Tap) -> Float[Array, "b t d"]:
         x = tap("resid.pre", x)

@@ -19,12 +19,14 @@ from models.sharding import constrain
 
 @dataclass(frozen=True)
 class Site:
-    """A row of SITES: its axes, whether each layer has one, and whether it is a statistic (it can be recorded, not changed)."""
+    """A row of SITES: its axes, whether each layer has one, whether it is a statistic (it can be recorded, not changed), and whether only
+    mixture layers have it."""
 
     axes: str
     meaning: str
     layered: bool = True
     statistic: bool = False
+    mixture: bool = False
 
 
 SITES: dict[str, Site] = {
@@ -44,7 +46,9 @@ SITES: dict[str, Site] = {
     "attn.out": Site("b t d", "output of the attention branch, before its norm"),
     "resid.mid": Site("b t d", "residual stream after attention"),
     "mlp.in": Site("b t d", "what the MLP reads: gain in(x)"),
-    "mlp.hidden": Site("b t f", "hidden units after activation and gate"),
+    "mlp.hidden": Site("b t f", "hidden units after activation and gate; in a mixture those of its shared experts"),
+    "router.logits": Site("b t e", "router logits of a mixture", mixture=True),
+    "router.weights": Site("b t e", "weight of each expert in a mixture, zero where not chosen", mixture=True),
     "mlp.out": Site("b t d", "output of the MLP branch, before its norm"),
     "resid.post": Site("b t d", "residual stream leaving the layer"),
     "resid.final": Site("b t d", "what the output head reads", layered=False),

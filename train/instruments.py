@@ -135,7 +135,7 @@ def collapse(records):
     return jax.tree.map(lambda metric: metric.collapse(), records, is_leaf=is_metric)
 
 
-STATISTIC_GROUPS = {"attention": "attention", "bias": "attention", "sinks": "attention", "mlp": "mlp", "norm": "norm", "qk_norm": "norm"}
+STATISTIC_GROUPS = {"attention": "attention", "bias": "attention", "sinks": "attention", "norm": "norm", "qk_norm": "norm"}
 
 
 def parameter_statistics(rows: list[Row], depth: int, trees: Mapping[str, Mapping[str, Array]]) -> Published:
@@ -164,7 +164,7 @@ def parameter_statistics(rows: list[Row], depth: int, trees: Mapping[str, Mappin
 
 
 def statistic_group(row: Row) -> str:
-    return "mlp" if row.role.startswith("mlp") else STATISTIC_GROUPS[row.group]
+    return "mlp" if row.role.startswith(("mlp", "moe")) else STATISTIC_GROUPS[row.group]
 
 
 def row_squares(row: Row, x: Array) -> Array:

@@ -1,8 +1,8 @@
 """How large may attention logits be before the loss suffers? Queries and keys are normalised without gains, and attention.scale sets the
 largest logit they can reach: kappa times their cosine. Six sizes, three seeds.
 
-Claim:   forcing the largest logit to kappa, the loss worsens near 1e3 and at 1e4 is worse than a bigram model's; Wortsman et al. 2023, arXiv
-         2309.14322, figure 10 (10 million parameters).
+Claim:   forcing the largest logit to kappa, the loss worsens near 1e3 and at 1e4 is worse than a bigram model's; Wortsman et al. 2023,
+         arXiv 2309.14322, figure 10 (10 million parameters).
 Command: python -m scripts.ablate forced_logits, then python -m scripts.report runs/forced_logits
 Expect:  five minutes on two cores. A flat basin around 10, then a loss that rises with kappa.
 """

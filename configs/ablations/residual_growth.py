@@ -1,5 +1,5 @@
-"""How does the residual stream grow with depth, at init and after training? Pre-norm against the two placements that normalise what a branch
-adds, sandwich and reordered, twelve layers, three seeds.
+"""How does the residual stream grow with depth, at init and after training? Pre-norm against the two placements that normalise what a
+branch adds, sandwich and reordered, twelve layers, three seeds.
 
 Claim:   in pre-norm the stream's variance grows exponentially with depth in training ("massive activations"), with norms after the
          branches about linearly; Peri-LN, arXiv 2502.02732 (sizes to 3.2 billion).

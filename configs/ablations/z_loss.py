@@ -1,8 +1,8 @@
 """Does the z-loss hold the output logits where they are, and does it help? z-loss 0 and 1e-4, two learning rates, no weight decay, three
 seeds.
 
-Claim:   late in training at a high learning rate the output logits drift, log Z with them, until the run diverges; a z-loss of 1e-4 stops the
-         drift and the divergence; Wortsman et al. 2023, arXiv 2309.14322, section 3.1.2 (2.4 million parameters at 0.1).
+Claim:   late in training at a high learning rate the output logits drift, log Z with them, until the run diverges; a z-loss of 1e-4 stops
+         the drift and the divergence; Wortsman et al. 2023, arXiv 2309.14322, section 3.1.2 (2.4 million parameters at 0.1).
 Command: python -m scripts.ablate z_loss, then python -m scripts.report runs/z_loss
 Expect:  nine minutes on two cores. log Z and the mean logit drift without the z-loss and stay near zero with it; the loss differs at the
          higher rate, if at all.

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.model import NormContract
+from configs.norm import NormContract
 from models import init, parameters
 from models.init import INITS, initialise
 from models.norms import NORMS, PLACEMENTS, Norm

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from configs.model import NormContract
+from configs.norm import NormContract
 from models import parameters
 from models.norms import EPS_POSITIONS, NORMS, Norm, contracts
 from models.transformer import Transformer

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.model import Rope, RopeScaling
+from configs.attention import Rope, RopeScaling
 from models.rope import ROPE_SCALINGS, inverse_frequencies, rotate
 from tests.models import reference
 from tests.models.reference import EPS, assert_close, draw

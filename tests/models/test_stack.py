@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.model import Attention, Layer
+from configs.attention import Attention
+from configs.model import Layer
 from models import parameters
 from models.stack import REMATS, in_layer_order, segments
 from models.taps import Edit, Probe, Taps

@@ -89,7 +89,7 @@ class RopeScaling:
     original: int | None = None
     """Positions before the stretch. Needed by dynamic, yarn, llama3 and longrope."""
     attention_factor: float | None = None
-    """yarn, longrope: factor on queries and keys. None: as the paper says, from factor and the two mscales."""
+    """Factor on queries and keys. None: yarn and longrope as their papers say, from factor and the two mscales; the others 1."""
     beta_fast: float = 32.0
     """yarn: turns within the original length above which a frequency is left as it is."""
     beta_slow: float = 1.0
@@ -111,14 +111,19 @@ class RopeScaling:
 
     def __post_init__(self):
         require(self.factor >= 1, f"rope.scaling.factor = {self.factor}: must be at least 1")
-        require(self.kind not in ("dynamic", "yarn", "llama3", "longrope") or (self.original or 0) > 0,
+        require(self.kind not in ("dynamic", "yarn", "llama3", "longrope") or (self.original or 0) > 1,
                 f"rope.scaling.original = {self.original}: kind {self.kind!r} needs the positions before the stretch, such as 4096")
+        require(self.attention_factor is None or self.attention_factor > 0,
+                f"rope.scaling.attention_factor = {self.attention_factor}: must be positive, or None for what the kind gives")
         require(self.kind != "longrope" or (self.short and len(self.short) == len(self.long)),
                 f"rope.scaling.short and long have {len(self.short)} and {len(self.long)} factors: longrope needs one for each frequency")
+        for knob in ("short", "long"):
+            require(all(divisor > 0 for divisor in getattr(self, knob)),
+                    f"rope.scaling.{knob} = {getattr(self, knob)}: must all be positive")
         require(self.kind != "llama3" or self.low_frequency < self.high_frequency,
                 f"rope.scaling.low_frequency = {self.low_frequency}: must be below high_frequency = {self.high_frequency}")
-        require(self.kind != "yarn" or self.beta_slow < self.beta_fast,
-                f"rope.scaling.beta_slow = {self.beta_slow}: must be below beta_fast = {self.beta_fast}")
+        require(self.kind != "yarn" or 0 < self.beta_slow < self.beta_fast,
+                f"rope.scaling.beta_slow = {self.beta_slow}: must be positive and below beta_fast = {self.beta_fast}")
         require((self.mscale is None) == (self.mscale_all_dim is None),
                 f"rope.scaling.mscale = {self.mscale} and mscale_all_dim = {self.mscale_all_dim}: both or neither must be set")
 
@@ -137,5 +142,5 @@ class Rope:
     """Stretching for longer contexts."""
 
     def __post_init__(self):
-        require(self.theta is None or self.theta > 0, f"rope.theta = {self.theta}: must be positive, or None for no rotary embedding")
+        require(self.theta is None or self.theta > 1, f"rope.theta = {self.theta}: must be above 1, or None for no rotary embedding")
         require(0 < self.fraction <= 1, f"rope.fraction = {self.fraction}: must lie in (0, 1]; for none set rope.theta to None")

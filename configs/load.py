@@ -105,10 +105,12 @@ def innermost_line(error: Exception, path: Path) -> int | None:
 
 
 def fingerprint(config: Experiment) -> str:
-    """Twelve hexadecimal digits that depend on every knob except the run section."""
-    kinds = knob_types(type(config))
+    """Twelve hexadecimal digits that depend on every knob but the run section's, through what differs from the defaults: a knob that is new
+    in the code and left as it is changes no run's identity."""
+    kinds, defaults = knob_types(type(config)), flatten(Experiment())
     same = lambda knob, value: float(value) if type(value) is int and fits(0.5, kinds[knob]) else value  # 1 and 1.0 are equal
-    identity = {knob: same(knob, value) for knob, value in flatten(config).items() if not knob.startswith("run.")}
+    identity = {knob: same(knob, value) for knob, value in flatten(config).items()
+                if not knob.startswith("run.") and value != defaults[knob]}
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
 

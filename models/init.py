@@ -47,10 +47,17 @@ def initialise(rows: list[Row], model: Model, seed: int | Array) -> dict[str, Ar
     return {row.path: draw(row, model, key) for row in rows}
 
 
+def scale(row: Row, model: Model) -> float:
+    """The standard deviation of a weight, or the constant at which a norm or bias starts."""
+    if row.constant is not None:
+        return row.constant
+    return model.init.std if row.role in ("embed", "positions") else INITS[kind(model)](row.role, row.fan, model)
+
+
 def draw(row: Row, model: Model, key: Array) -> Array:
     if row.constant is not None:
         return jnp.full(row.shape, row.constant, jnp.float32)
-    std = model.init.std if row.role in ("embed", "positions") else INITS[kind(model)](row.role, row.fan, model)
+    std = scale(row, model)
     key = jax.random.fold_in(key, zlib.crc32(row.local_path.encode()))
     if row.layers is None:
         return std * jax.random.normal(key, row.shape, jnp.float32)

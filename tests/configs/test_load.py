@@ -73,7 +73,7 @@ def test_broken_files(tmp_path, text, named):
 
 @pytest.mark.parametrize(("text", "named"), (
     ("", ""), ("{", ""), ("[]", ""), ("3", ""), ('{"model": 3}', "model"), ('{"model": {"widht": 3}}', "model.width"),
-    ('{"model": {"width": "3"}}', "model.width"), ('{"train": {"steps": 0}}', "train.steps"), ('{"model": {"norm": null}}', "model.norm"),
+    ('{"model": {"width": "3"}}', "model.width"), ('{"train": {"steps": -1}}', "train.steps"), ('{"model": {"norm": null}}', "model.norm"),
 ))
 def test_broken_json(text, named):
     """Text that is no config is refused with the knob at fault."""

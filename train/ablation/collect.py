@@ -1,5 +1,6 @@
 """The results of a sweep as a table, and whether its members may be compared."""
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 from configs.knobs import diff, tell
 from configs.load import UserError, fingerprint, from_json
 from configs.schema import Experiment
+from configs.sweep import Curve
 from train.ablation.sweep import PLAN, config_of, read_json
 from train.directory import CONDITIONS, SUMMARY
 from train.log import METRICS, read_lines
@@ -35,7 +37,11 @@ class Result:
     @property
     def variant(self) -> str:
         """The labels of all axes but the learning rate and the seed."""
-        return ", ".join(label for axis, label in self.labels.items() if axis not in (RATE, SEED)) or "all"
+        return self.variant_without()
+
+    def variant_without(self, *axes: str) -> str:
+        """The variant as if these axes were not there."""
+        return ", ".join(label for axis, label in self.labels.items() if axis not in (RATE, SEED, *axes)) or "all"
 
     @property
     def rate(self) -> float:
@@ -55,13 +61,18 @@ class Result:
     def initial(self) -> float:
         return float(self.summary["initial_eval_loss"])
 
-    def panel(self, key: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """A per-layer statistic as (fraction of the schedule [n], values [n, layers])."""
-        lines = [line for line in read_lines(self.directory / METRICS) if key in line]
+    @functools.cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        return read_lines(self.directory / METRICS)
+
+    def series(self, key: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """A statistic as (fraction of the schedule [n], values [n, layers], or [n] of a single number); None where it was not logged."""
+        lines = [line for line in self.lines if key in line]
         if not lines:
             return None
-        values = [[np.nan if x is None else float(x) for x in line[key]] for line in lines]
-        return np.asarray([line["step"] for line in lines]) / self.config.train.steps, np.asarray(values)
+        number = lambda x: np.nan if x is None else float(x)
+        values = [list(map(number, line[key])) if isinstance(line[key], list) else number(line[key]) for line in lines]
+        return np.asarray([line["step"] for line in lines]) / max(self.config.train.steps, 1), np.asarray(values)
 
 
 @dataclass(frozen=True)
@@ -71,12 +82,18 @@ class Table:
     name: str
     question: str
     axes: list[dict[str, Any]]
+    curves: list[Curve]
     results: list[Result]
     missing: list[str]
 
     @property
     def variants(self) -> list[str]:
         return list(dict.fromkeys(result.variant for result in self.results))
+
+    @property
+    def trained(self) -> bool:
+        """Whether its runs have steps: one that has none only measures initial models."""
+        return any(run.config.train.steps for run in self.results)
 
     @property
     def rates(self) -> list[float]:
@@ -124,7 +141,7 @@ def collect(folder: Path) -> Table:
         results.append(Result(directory, of["labels"], config, summary, read_json(directory / CONDITIONS)))
     if not results:
         raise UserError(f"{folder}: none of its {len(plan['members'])} members has finished")
-    table = Table(plan["name"], plan["question"], plan["axes"], results, missing)
+    table = Table(plan["name"], plan["question"], plan["axes"], [Curve(**of) for of in plan["curves"]], results, missing)
     check_fair(table)
     if not table.whole.any():
         raise UserError(f"{folder}: no seed has a result of every variant at every learning rate; {len(missing)} members are missing")

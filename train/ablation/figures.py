@@ -10,7 +10,9 @@ from matplotlib import pyplot as plt
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
+from configs.sweep import Curve
 from train.ablation.collect import Result, Table
+from train.ablation.curves import Line
 from train.ablation.statistics import Interval
 
 HEATMAPS = {
@@ -57,7 +59,7 @@ def bars(values: dict[str, Interval], label: str) -> Figure:
 
 def heatmaps(runs: dict[str, Result], title: str, key: str, logarithmic: bool) -> Figure | None:
     """Layer by fraction of the schedule, one row per variant, one colour scale for all."""
-    panels = {name: panel for name, run in runs.items() if (panel := run.panel(key)) is not None}
+    panels = {name: panel for name, run in runs.items() if (panel := run.series(key)) is not None}
     if not panels:
         return None
     values = np.concatenate([panel.ravel() for _, panel in panels.values()])
@@ -74,4 +76,27 @@ def heatmaps(runs: dict[str, Result], title: str, key: str, logarithmic: bool) -
         axes.grid(False)
     rows[-1, 0].set_xlabel("fraction of the schedule")
     figure.colorbar(image, ax=rows[:, 0], label=title)
+    return figure
+
+
+def curve(of: Curve, lines: dict[str, Line]) -> Figure:
+    """One line per variant: the mean over seeds in the band that they span; both axes logarithmic where all values allow it and span more
+    than a factor of eight."""
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for index, (variant, line) in enumerate(lines.items()):
+        grid = np.ma.masked_invalid(line.values)
+        marker = "o" if len(line.x) <= 60 else None
+        axes.plot(line.x, grid.mean(1), marker=marker, ms=3, color=f"C{index}", label=variant)
+        axes.fill_between(line.x, grid.min(1), grid.max(1), alpha=0.15, color=f"C{index}")
+    axes.set(xlabel={"step": "fraction of the schedule"}.get(of.over, of.over), ylabel=of.key)
+    for values, set_scale in ((np.concatenate([line.values.ravel() for line in lines.values()]), axes.set_yscale),
+                              (np.concatenate([line.x for line in lines.values()]), axes.set_xscale)):
+        present = values[np.isfinite(values)]
+        if len(present) and present.min() > 0 and present.max() > 8 * present.min():
+            set_scale("log")
+    points = np.unique(np.concatenate([line.x for line in lines.values()]))
+    if of.over not in ("layer", "step") and len(points) <= 12:
+        axes.set_xticks(points, [f"{point:g}" for point in points])
+        axes.set_xticks([], minor=True)
+    axes.legend(fontsize=8)
     return figure

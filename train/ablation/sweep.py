@@ -40,7 +40,9 @@ def write_plan(sweep: Sweep, root: str) -> None:
     plan = {
         "name": sweep.name,
         "question": sweep.question,
-        "axes": [{"name": axis.name, "labels": [label for label, _ in axis.points], "knobs": sorted(axis.knobs)} for axis in sweep.axes],
+        "axes": [{"name": axis.name, "labels": [label for label, _ in axis.points], "knobs": sorted(axis.knobs),
+                  "points": {label: dict(overrides) for label, overrides in axis.points}} for axis in sweep.axes],
+        "curves": [dataclasses.asdict(curve) for curve in sweep.curves],
         "members": {member.name: {"labels": dict(member.labels), "fingerprint": fingerprint(member.config)} for member in sweep.members},
     }
     if (folder / PLAN).exists():

@@ -20,6 +20,11 @@ def nearest(word: str, choices) -> str:
     return f"perhaps you meant {close[0]!r}" if close else f"choose from {', '.join(sorted(choices))}"
 
 
+def spoken(name: str) -> str:
+    """A field's name as a knob: an underscore that keeps it off a word of Python's is left out (`from_` is the knob "from")."""
+    return name.rstrip("_")
+
+
 def flatten(config, prefix: str = "") -> dict[str, object]:
     """A dataclass as dotted knobs and values: {"model.norm.kind": "rms", …}."""
     flat = {}
@@ -28,7 +33,7 @@ def flatten(config, prefix: str = "") -> dict[str, object]:
         if dataclasses.is_dataclass(value):
             flat |= flatten(value, f"{prefix}{knob.name}.")
         else:
-            flat[prefix + knob.name] = value
+            flat[prefix + spoken(knob.name)] = value
     return flat
 
 
@@ -38,8 +43,8 @@ def build(kind: type, flat: dict[str, object], prefix: str = ""):
     for knob in dataclasses.fields(kind):
         if dataclasses.is_dataclass(knob.type):
             values[knob.name] = build(knob.type, flat, f"{prefix}{knob.name}.")
-        elif prefix + knob.name in flat:
-            values[knob.name] = flat[prefix + knob.name]
+        elif prefix + spoken(knob.name) in flat:
+            values[knob.name] = flat[prefix + spoken(knob.name)]
     return kind(**values)
 
 
@@ -57,7 +62,8 @@ def knob_types(kind: type, prefix: str = "") -> dict[str, object]:
     """The type of each dotted knob of a dataclass."""
     found = {}
     for knob in dataclasses.fields(kind):
-        found |= knob_types(knob.type, f"{prefix}{knob.name}.") if dataclasses.is_dataclass(knob.type) else {prefix + knob.name: knob.type}
+        found |= knob_types(knob.type, f"{prefix}{knob.name}.") if dataclasses.is_dataclass(knob.type) else {
+            prefix + spoken(knob.name): knob.type}
     return found
 
 

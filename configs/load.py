@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from configs.knobs import diff, file_name, fits, flatten, knob_types, nearest, replace
+from configs.knobs import diff, file_name, fits, flatten, knob_types, nearest, replace, spoken
 from configs.schema import Experiment
 from configs.sweep import Axis, Curve, Sweep
 
@@ -141,4 +141,4 @@ def flatten_json(nested: dict, prefix: str = ""):
         if isinstance(value, dict):
             yield from flatten_json(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, value
+            yield prefix + spoken(key), value

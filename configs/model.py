@@ -7,6 +7,7 @@ from typing import Literal
 
 from configs.attention import Attention, Rope
 from configs.knobs import parse_changes, replace, require
+from configs.moe import Moe
 from configs.norm import Norm
 
 Activation = Literal["gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "silu"]
@@ -35,35 +36,6 @@ class Mlp:
         require(self.limit is None or self.limit > 0, f"mlp.limit = {self.limit}: must be positive, or None for no limit")
         require(self.gated or (self.limit is None and self.up_offset == 0),
                 "mlp.limit and mlp.up_offset change the gate: set mlp.gated to True")
-
-
-@dataclass(frozen=True)
-class Moe:
-    """A mixture of experts in place of the MLP; each expert is an MLP as `mlp` describes it, of width `width`."""
-
-    experts: int | None = None
-    """Number of experts. None: one dense MLP."""
-    top_k: int = 2
-    """Experts that a token is sent to."""
-    width: int | None = None
-    """Hidden width of an expert. None: mlp.width."""
-    router: Literal["softmax", "sigmoid"] = "softmax"
-    """From router logits to scores."""
-    normalise: bool = True
-    """Divide the chosen scores by their sum; with router softmax this is the softmax of the chosen logits."""
-    selection_bias: bool = False
-    """A bias per expert that takes part in the choice and does not weigh."""
-    shared: int = 0
-    """Experts that every token is sent to, beside the chosen, as one MLP of `shared` times the width."""
-    bias: bool = False
-    """A bias on the router logits."""
-
-    def __post_init__(self):
-        require(self.experts is None or self.experts > 0, f"moe.experts = {self.experts}: must be positive, or None for a dense MLP")
-        require(self.experts is None or 0 < self.top_k <= self.experts,
-                f"moe.top_k = {self.top_k}: must lie between 1 and moe.experts = {self.experts}")
-        require(self.width is None or self.width > 0, f"moe.width = {self.width}: must be positive, or None for mlp.width")
-        require(self.shared >= 0, f"moe.shared = {self.shared}: must not be negative")
 
 
 @dataclass(frozen=True)
@@ -117,7 +89,7 @@ class Model(Layer):
     softcap: float | None = None
     """Soft cap on the output logits."""
     context: int | None = None
-    """Positions the model is made for: a longer sequence is refused. None: no limit."""
+    """Positions the model is made for: with learned positions the longest sequence, else what an exported checkpoint states."""
     learned_positions: bool = False
     """Add a learned vector for each of the `context` positions to the embedding (GPT-2)."""
     init: Init = Init()
@@ -155,6 +127,11 @@ class Model(Layer):
                 changes[index] |= parse_changes(match[3])
         return tuple(without_mix(replace(common, change), index, self.depth) for index, change in enumerate(changes))
 
+    @property
+    def mixture(self) -> bool:
+        """Whether some layer is a mixture of experts."""
+        return any(layer.moe.experts is not None for layer in self.layers)
+
 
 def check_layer(name: str, layer: Layer, width: int) -> None:
     """The rules between the sections of one layer."""
@@ -163,7 +140,7 @@ def check_layer(name: str, layer: Layer, width: int) -> None:
             f"{name}: model.attention.heads = {attention.heads} must divide model.width = {width}, or set model.attention.head_width")
     k = attention.head_width or width // attention.heads
     if rope.theta is not None:
-        rotary = k * rope.fraction
+        rotary = round(k * rope.fraction, 6)
         require(rotary == int(rotary) and int(rotary) % 2 == 0 and rotary >= 2,
                 f"{name}: rope.fraction = {rope.fraction} of head width {k} is {rotary:g} dimensions: must be a positive even number")
         require(rope.scaling.kind != "longrope" or len(rope.scaling.short) == rotary / 2,

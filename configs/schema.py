@@ -107,6 +107,8 @@ class Mesh:
     """Shares of parameters and batch (fully sharded data parallel)."""
     tensor: int = 1
     """Shares of heads, MLP width and vocabulary."""
+    expert: int = 1
+    """Shares of the experts of a mixture, and of the batch."""
 
     def __post_init__(self):
         for axis in dataclasses.fields(self):
@@ -164,10 +166,20 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Start:
+    """Where the first parameters come from."""
+
+    from_: str | None = None
+    """A run directory or a Hugging Face directory: its model, and its values in place of drawn ones. A QK-norm may be added to it. None:
+    drawn by model.init."""
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One training run."""
 
     model: Model = Model()
+    init: Start = Start()
     optim: Optim = Optim()
     train: Train = Train()
     data: Data = Data()
@@ -190,18 +202,24 @@ class Experiment:
                 f"optim.warmup = {self.optim.warmup}: must be below train.steps = {self.train.steps}")
         require(self.data.batch % self.train.accumulate == 0,
                 f"train.accumulate = {self.train.accumulate}: must divide data.batch = {self.data.batch}")
-        part, shares = self.data.batch // self.train.accumulate, self.mesh.data * self.mesh.fsdp
+        part, shares = self.data.batch // self.train.accumulate, self.mesh.data * self.mesh.fsdp * self.mesh.expert
         require(part % shares == 0,
-                f"mesh.data x mesh.fsdp = {shares}: must divide a part of the batch, data.batch / train.accumulate = {part}")
+                f"mesh.data x mesh.fsdp x mesh.expert = {shares}: must divide a part of the batch, data.batch / train.accumulate = {part}")
         require(self.instruments.probe_every is None or self.instruments.probe_batch % shares == 0,
-                f"instruments.probe_batch = {self.instruments.probe_batch}: mesh.data x mesh.fsdp = {shares} must divide it")
+                f"instruments.probe_batch = {self.instruments.probe_batch}: mesh.data x mesh.fsdp x mesh.expert = {shares} must divide it")
         require(self.model.vocab >= 256,
                 f"model.vocab = {self.model.vocab}: text is read as bytes, so it must be at least 256")
         require(self.model.width % self.mesh.fsdp == 0,
                 f"mesh.fsdp = {self.mesh.fsdp}: must divide model.width = {self.model.width}")
-        require(self.model.context is None or self.data.sequence <= self.model.context,
-                f"data.sequence = {self.data.sequence}: must not be above model.context = {self.model.context}")
+        require(not self.model.learned_positions or self.data.sequence <= self.model.context,
+                f"data.sequence = {self.data.sequence}: must not be above the learned positions, model.context = {self.model.context}")
         for index, layer in enumerate(self.model.layers):
-            for knob, size in (("attention.heads", layer.attention.heads), ("mlp.width", layer.mlp.width)):
+            own = layer.moe.experts is not None and layer.moe.width is not None
+            hidden = ("moe.width", layer.moe.width) if own else ("mlp.width", layer.mlp.width)
+            for knob, size in (("attention.heads", layer.attention.heads), hidden):
                 require(size % self.mesh.tensor == 0,
                         f"mesh.tensor = {self.mesh.tensor}: must divide model.{knob} = {size} of layer {index}")
+            require((layer.moe.experts or 0) % self.mesh.expert == 0,
+                    f"mesh.expert = {self.mesh.expert}: must divide model.moe.experts = {layer.moe.experts} of layer {index}")
+        require(self.mesh.expert == 1 or self.model.mixture,
+                f"mesh.expert = {self.mesh.expert}: no layer is a mixture of experts; use mesh.data or set model.moe.experts")

@@ -19,10 +19,6 @@ class Frequencies(NamedTuple):
     theta: float
     n: int
 
-    def turns(self, positions: float) -> Float[np.ndarray, "n/2"]:
-        """Full turns within so many positions."""
-        return positions * self.inverse / (2 * math.pi)
-
     def rebased(self, stretch):
         """The inverse frequencies at base theta stretch^(n / (n - 2)): the lowest divided by the stretch, the highest untouched."""
         return self.inverse * stretch ** (-np.arange(0, self.n, 2) / max(self.n - 2, 1))
@@ -34,7 +30,7 @@ def yarn(of: Frequencies, scaling: RopeScaling, length) -> tuple:
     low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, of.n - 1)
+    low, high = (min(max(end, 0), of.n - 1) for end in (low, high))
     ramp = np.clip((np.arange(of.n // 2) - low) / (high - low or 1e-3), 0, 1)
     magnitude = lambda weight: 0.1 * weight * math.log(scaling.factor) + 1
     factor = magnitude(1.0) if scaling.mscale is None else magnitude(scaling.mscale) / magnitude(scaling.mscale_all_dim)
@@ -44,7 +40,8 @@ def yarn(of: Frequencies, scaling: RopeScaling, length) -> tuple:
 def llama3(of: Frequencies, scaling: RopeScaling, length) -> tuple:
     """inverse (s + (1 - s) / factor), s rising over the turns from low_frequency to high_frequency; Llama 3, arXiv 2407.21783."""
     low, high = scaling.low_frequency, scaling.high_frequency
-    s = np.clip((of.turns(scaling.original) - low) / (high - low), 0, 1)
+    turns = scaling.original * of.inverse / (2 * math.pi)
+    s = np.clip((turns - low) / (high - low), 0, 1)
     return of.inverse * (s + (1 - s) / scaling.factor), 1.0
 
 
@@ -56,7 +53,7 @@ def longrope(of: Frequencies, scaling: RopeScaling, length) -> tuple:
 
 def dynamic(of: Frequencies, scaling: RopeScaling, length) -> tuple:
     """NTK with stretch factor length / original - (factor - 1) in calls of more than the original positions, for the whole call."""
-    length = jnp.maximum(length, scaling.original).astype(at_least_float32(length))
+    length = jnp.maximum(length, scaling.original).astype(float)
     return of.rebased(scaling.factor * length / scaling.original - (scaling.factor - 1)), 1.0
 
 

@@ -1,9 +1,16 @@
-"""Describe an experiment without running it: diff from base, layers, parameters, norm contracts, sites, cost."""
+"""Describe an experiment, a run directory or a published checkpoint without running it; of two, where they differ.
 
-import dataclasses
+python -m scripts.describe NAME_OR_PATH [--section.knob value …]
+python -m scripts.describe DIRECTORY
+python -m scripts.describe DIRECTORY_OR_NAME DIRECTORY_OR_NAME
+"""
+
+import itertools
+import sys
+from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from train.command_line import exit_with, parse_experiment
 
@@ -11,53 +18,41 @@ console = Console(highlight=False)
 
 
 def show(title: str, columns: tuple[str, ...], rows) -> None:
-    table = Table(*columns, title=title, title_justify="left", title_style="bold")
+    table = Table(*(Column(name, overflow="fold") for name in columns), title=title, title_justify="left", title_style="bold")
     for row in rows:
         table.add_row(*map(str, row))
     console.print(table)
 
 
 def main() -> int:
-    config, _ = parse_experiment("scripts.describe", __doc__)
-    from configs.knobs import diff, flatten
+    places = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
+    from configs.knobs import diff
     from configs.load import fingerprint, load
-    from configs.model import Layer
-    from models import init
-    from models.norms import contracts
-    from models.parameters import counts, flops_per_token, table
-    from models.taps import SITES
+    from models import init, moe
+    from models.description import compared, sheets
+    from models.parameters import flops_per_token
+    from models.parameters import table as parameters
     from models.transformer import Transformer
+    from train.source import model_in
 
-    model = Transformer(config.model, operands=config.train.dtype)
-    rows, common = table(model), Layer(**{knob.name: getattr(config.model, knob.name) for knob in dataclasses.fields(Layer)})
-
-    def place(index: int, layer: int) -> str:
-        changes = diff(config.model.layers[layer], common)
-        return f"+{index}: " + (", ".join(f"{knob} = {value!r}" for knob, (_, value) in changes.items()) or "as below")
-
-    def segment(of) -> tuple[str, str]:
-        how = "unrolled" if of.unroll else "scanned"
-        places = [place(index, of.start + index) for index in range(len(of.unit))]
-        return f"{of.layers[0]} to {of.layers[-1]}: {len(of.unit)} x {of.repeats}, {how}", "\n".join(places)
-
+    model_of = lambda place: Transformer(model_in(Path(place)) if Path(place).is_dir() else load(place).model)
+    if len(places) == 2:
+        for sheet in compared(*map(model_of, places)):
+            show(*sheet) if sheet.rows else console.print(f"{sheet.title}: no difference")
+        return 0
+    if places and Path(places[0]).is_dir():
+        for sheet in sheets(model_of(places[0])):
+            show(*sheet)
+        return 0
+    config, _ = parse_experiment("scripts.describe", __doc__)
     show("Changes from base", ("knob", "base", "here"), ((knob, *values) for knob, values in diff(config, load("base")).items()))
-    show("Layers, as segments", ("layers", "the places of the repeating unit"), map(segment, model.stack.segments))
-    show("The common layer", ("knob", "value"), flatten(common).items())
-    of_role = {role: [row for row in rows if row.role == role] for role in counts(rows)}
-    of_role["total"] = rows
-
-    def shapes(of) -> str:
-        found = {row.shape if row.layers is None else row.shape[1:] for row in of}
-        return ", ".join(" x ".join(map(str, shape)) for shape in sorted(found))
-
-    show("Parameters", ("role", "arrays", "shape of each", "numbers"), (
-        (role, sum(len(row.layers or "1") for row in of_role[role]), "" if role == "total" else shapes(of_role[role]), f"{n:,}")
-        for role, n in counts(rows).items()))
-    show("Norms", ("where", "contract", "layers"), contracts(model))
-    show("Sites", ("site", "axes", "meaning"), ((name, site.axes, site.meaning) for name, site in SITES.items()))
-    console.print(f"init: {init.kind(config.model)}; training FLOPs per token at sequence {config.data.sequence}: "
-                  f"{flops_per_token(config.model, rows, config.data.sequence):,.0f}; fingerprint {fingerprint(config)}")
-    if warning := init.warning(config.model):
+    model = Transformer(config.model, operands=config.train.dtype)
+    for sheet in sheets(model):
+        show(*sheet)
+    flops = flops_per_token(config.model, parameters(model), config.data.sequence)
+    console.print(f"init: {init.kind(config.model)}; training FLOPs per token at sequence {config.data.sequence}: {flops:,.0f}; "
+                  f"fingerprint {fingerprint(config)}")
+    for warning in filter(None, (init.warning(config.model), *moe.warnings(config.model.layers))):
         console.print(f"warning: {warning}")
     return 0
 

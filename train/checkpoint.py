@@ -34,12 +34,12 @@ class OtherModel(UserError):
 class Checkpoints:
     """The checkpoints of a run: written in the background, the latest `keep` and the best by held-out loss kept."""
 
-    def __init__(self, directory: Path, config: Experiment):
+    def __init__(self, directory: Path, config: Experiment, read_only: bool = False):
         self.directory, self.config = directory.absolute(), config
         quieten()
         best = BestN(get_metric_fn=lambda metrics: metrics["eval_loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False)
         policy = AnyPreservationPolicy([LatestN(config.checkpoint.keep), best])
-        options = ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True)
+        options = ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=not read_only, read_only=read_only)
         self.manager = ocp.CheckpointManager(self.directory, options=options)
 
     def save(self, step: int, state: State, eval_loss: jax.Array | None) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import tyro
 
@@ -21,7 +22,9 @@ def parse_experiment(module: str, description: str, words: list[str] | None = No
     name, overrides = (words[0], words[1:]) if words and not words[0].startswith("-") else (None, words)
     if name is None and not {"-h", "--help"} & set(overrides):
         raise UserError(f"usage: python -m {module} NAME_OR_PATH [--section.knob value …]; NAME is one of {', '.join(names())}")
-    base = load(name or "base")
+    words, base = [KEYWORDS.get(word, word) for word in words], load(name or "base")
+    name, overrides = (words[0], words[1:]) if name else (None, words)
+    base = with_source(base, overrides)
     usage = f"{module} {name or 'NAME_OR_PATH'}"
     text = f"{description}\n\nNAME_OR_PATH: one of {', '.join(names())}, or the path of a .py file with a function config() -> Experiment."
     unnamed = replace(base, {"run.name": None})
@@ -31,6 +34,23 @@ def parse_experiment(module: str, description: str, words: list[str] | None = No
         name = base.run.name if fingerprint(config) == fingerprint(base) else run_name(config, base)
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, name=name))
     return config, base
+
+
+KEYWORDS = {"--init.from": "--init.from_"}
+"""Knobs that are words of Python's, as tyro spells them."""
+
+
+def with_source(base: Experiment, words: list[str]) -> Experiment:
+    """The base with the model of the directory that --init.from names, if it does."""
+    if "--init.from_" not in words[:-1]:
+        return base
+    from train.source import model_in
+
+    directory = Path(words[words.index("--init.from_") + 1]).expanduser()
+    try:
+        return dataclasses.replace(base, model=model_in(directory))
+    except ValueError as error:
+        raise UserError(f"--init.from {directory}: {error}") from error
 
 
 def with_values(words: list[str]) -> list[str]:

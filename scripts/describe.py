@@ -1,17 +1,24 @@
-"""Describe an experiment, a run directory or a published checkpoint without running it; of two, where they differ.
+"""Describe an experiment, a run directory or a published checkpoint without running it; of two, where they differ. With a mesh
+(--mesh.fsdp 64) also what a step takes on each of so many devices: compiled ahead of time for virtual ones.
 
 python -m scripts.describe NAME_OR_PATH [--section.knob value …]
 python -m scripts.describe DIRECTORY
 python -m scripts.describe DIRECTORY_OR_NAME DIRECTORY_OR_NAME
 """
 
+import dataclasses
 import itertools
+import math
+import os
 import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
 
+from configs.knobs import diff
+from configs.load import fingerprint, load
+from configs.schema import Experiment
 from train.command_line import exit_with, parse_experiment
 
 console = Console(highlight=False)
@@ -26,8 +33,12 @@ def show(title: str, columns: tuple[str, ...], rows) -> None:
 
 def main() -> int:
     places = list(itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
-    from configs.knobs import diff
-    from configs.load import fingerprint, load
+    experiment = len(places) < 2 and not (places and Path(places[0]).is_dir())
+    config = parse_experiment("scripts.describe", __doc__)[0] if experiment else Experiment()
+    devices = math.prod(dataclasses.astuple(config.mesh))
+    if devices > 1:  # virtual ones, for what is compiled ahead; read by jax when it is imported
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+        os.environ["JAX_PLATFORMS"] = "cpu"
     from models import init, moe
     from models.description import compared, sheets
     from models.parameters import flops_per_token
@@ -40,11 +51,10 @@ def main() -> int:
         for sheet in compared(*map(model_of, places)):
             show(*sheet) if sheet.rows else console.print(f"{sheet.title}: no difference")
         return 0
-    if places and Path(places[0]).is_dir():
+    if not experiment:
         for sheet in sheets(model_of(places[0])):
             show(*sheet)
         return 0
-    config, _ = parse_experiment("scripts.describe", __doc__)
     show("Changes from base", ("knob", "base", "here"), ((knob, *values) for knob, values in diff(config, load("base")).items()))
     model = Transformer(config.model, operands=config.train.dtype)
     for sheet in sheets(model):
@@ -54,6 +64,10 @@ def main() -> int:
                   f"fingerprint {fingerprint(config)}")
     for warning in filter(None, (init.warning(config.model), *moe.warnings(config.model.layers))):
         console.print(f"warning: {warning}")
+    if devices > 1:
+        from train.ahead import ahead
+
+        show(*ahead(config).sheet)
     return 0
 
 

@@ -58,8 +58,8 @@ class Attention:
     qk_norm: QKNorm = QKNorm()
     """Norm of queries and keys."""
     kernel: Kernel = "auto"
-    """How attention is computed; each kernel gives the same numbers. auto: by length and platform, recorded in conditions.json; dense: logits
-    held; chunked: in blocks, memory linear in time; library: JAX's own, without max and entropy; pallas: a GPU or TPU program."""
+    """How attention is computed; each kernel gives the same numbers. auto: by length and platform, recorded in conditions.json; dense:
+    logits held; chunked: in blocks, memory linear in time; library: JAX's own, without max and entropy; pallas: a GPU or TPU program."""
 
     def __post_init__(self):
         require(self.heads > 0, f"attention.heads = {self.heads}: must be positive")
@@ -75,7 +75,7 @@ class Attention:
         require(self.softcap is None or self.softcap > 0, f"attention.softcap = {self.softcap}: must be positive, or None for no cap")
         require(self.clip is None or self.clip > 0, f"attention.clip = {self.clip}: must be positive, or None for no limit")
         require(self.kernel != "library" or (self.softcap is None and not self.sinks),
-                "attention.kernel = 'library' has neither softcap nor sinks: set kernel to 'chunked', or softcap to None and sinks to False")
+                "attention.kernel = 'library' has neither softcap nor sinks: set kernel to 'chunked', softcap to None or sinks to False")
         require(self.qk_norm.kind != "l2" or self.scale is None,
                 f"attention.scale = {self.scale} with qk_norm.kind 'l2': the learned temperature is the scale; leave it None")
 

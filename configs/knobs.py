@@ -52,8 +52,10 @@ def replace(config, changes: dict[str, object]):
     """The config with some dotted knobs changed, all at once, then checked. Raises ValueError for an unknown knob or a wrong value."""
     flat, kinds = flatten(config), knob_types(type(config))
     for knob, value in changes.items():
-        require(knob in kinds, f"unknown knob {knob!r}; {nearest(knob, kinds)}")
-        require(fits(value, kinds[knob]), f"{knob} = {value!r}: must be {describe_type(kinds[knob])}{spelling(value, kinds[knob])}")
+        if knob not in kinds:
+            raise ValueError(f"unknown knob {knob!r}; {nearest(knob, kinds)}")
+        if not fits(value, kinds[knob]):
+            raise ValueError(f"{knob} = {value!r}: must be {describe_type(kinds[knob])}{spelling(value, kinds[knob])}")
         flat[knob] = value
     return build(type(config), flat)
 

@@ -1,10 +1,11 @@
 """Sweeps as data: axes of named overrides, and the members they span."""
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 from typing import Literal
 
-from configs.knobs import file_name, replace, require
+from configs.knobs import describe_type, file_name, fits, replace, require, spelling
 from configs.schema import Experiment
 
 
@@ -76,6 +77,12 @@ class Curve:
     """Of a statistic per layer, unless over the layers: one of them, their mean or their largest."""
     step: Literal["first", "last"] = "last"
     """Unless over the steps: at init, or at the end."""
+
+    def __post_init__(self):
+        for knob in dataclasses.fields(self):
+            value = getattr(self, knob.name)
+            rule = f"must be {describe_type(knob.type)}{spelling(value, knob.type)}"
+            require(fits(value, knob.type), f"curve {knob.name} = {value!r}: {rule}")
 
 
 @dataclass(frozen=True)

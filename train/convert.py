@@ -36,7 +36,7 @@ def to_run(source: Path, destination: Path) -> None:
     except ValueError as error:
         raise UserError(f"{source}: {error}") from error
     plan = make_plan(config, make_mesh(config.mesh))
-    state = start(plan, None, print)
+    state = start(plan, plan.fresh(), None, print)
     claimed, _ = directory.claim(config)
     directory.describe(claimed, directory.conditions_here(config), None)
     checkpoints = Checkpoints(claimed / "checkpoints", config)

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from configs import model, schema
+from configs import attention, model, norm, schema
 from configs.knobs import build, diff, fits, flatten, knob_types, parse_changes, replace
 from configs.schema import Experiment
 
@@ -73,7 +73,7 @@ def test_every_default_fits_its_own_type():
         assert fits(value, KNOBS[knob]), knob
 
 
-@pytest.mark.parametrize("module", (model, schema), ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", (attention, model, norm, schema), ids=lambda module: module.__name__)
 def test_every_knob_has_its_text(module):
     """What --help prints stands as a text under every knob."""
     for section in (kind for kind in vars(module).values() if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__):

@@ -1,5 +1,6 @@
 """Experiments by name and path, their names as folders, and JSON."""
 
+import hashlib
 import json
 import re
 
@@ -7,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from configs.knobs import replace
-from configs.load import UserError, from_json, load, names, run_name, to_json
+from configs.knobs import flatten, replace
+from configs.load import UserError, fingerprint, from_json, load, names, run_name, to_json
 from configs.schema import Experiment
 
 HEADER = "from configs.schema import Experiment\n"
@@ -85,6 +86,34 @@ def test_json_is_nested_and_partial():
     nested = json.loads(to_json(Experiment()))
     assert nested["model"]["attention"]["qk_norm"]["kind"] == "none"
     assert from_json('{"model": {"norm": {"kind": "layer"}}}') == replace(Experiment(), {"model.norm.kind": "layer"})
+
+
+CHANGES = {"model.norm.kind": "layer", "optim.betas": (0.5, 0.75), "optim.clip": None, "train.steps": 40, "data.source": "elsewhere"}
+
+
+@pytest.mark.parametrize("changes", ({}, {"model.depth": 3}, CHANGES), ids=("none", "one", "several"))
+def test_a_fingerprint_is_that_of_the_changes(changes):
+    """It is the SHA-256 of the knobs that differ from their defaults, in JSON: a knob that the code gains later changes none."""
+    written = json.dumps(changes, sort_keys=True).encode()
+    assert fingerprint(replace(Experiment(), changes)) == hashlib.sha256(written).hexdigest()[:12]
+
+
+def test_the_run_section_is_no_part_of_a_fingerprint():
+    """Where a run goes, and what it is called, is left out, whatever else was changed."""
+    section = {"run.root": "there", "run.name": "x", "run.resume": True, "run.progress": False, "run.compilation_cache": None}
+    assert section.keys() == {knob for knob in flatten(Experiment()) if knob.startswith("run.")}
+    assert fingerprint(replace(Experiment(), CHANGES | section)) == fingerprint(replace(Experiment(), CHANGES))
+
+
+def test_an_older_json_keeps_its_fingerprint():
+    """A config.json that lacks knobs, as an older version wrote it, has the fingerprint of one that has them at their defaults."""
+    config = replace(Experiment(), CHANGES)
+    nested = json.loads(to_json(config))
+    del nested["mesh"], nested["model"]["rope"], nested["model"]["attention"]["qk_norm"], nested["optim"]["cooldown"], nested["run"]
+    nested["train"] = {"steps": 40}
+    assert fingerprint(from_json(json.dumps(nested))) == fingerprint(config)
+    del nested["train"]
+    assert fingerprint(from_json(json.dumps(nested))) != fingerprint(config)  # what was changed has to be there
 
 
 @settings(deadline=None, database=None, derandomize=True)

@@ -53,7 +53,8 @@ def test_an_override_beats_mix():
     assert [layer.norm.placement for layer in found] == ["post", "pre", "pre", "sandwich"]
 
 
-ATTENTION, NORM, QK = "model.attention.", "model.norm.", "model.attention.qk_norm."
+ATTENTION, NORM, QK, SCALING = "model.attention.", "model.norm.", "model.attention.qk_norm.", "model.rope.scaling."
+YARN, LLAMA3, LONGROPE = ({SCALING + "kind": kind, SCALING + "original": 64} for kind in ("yarn", "llama3", "longrope"))
 IMPOSSIBLE = [  # changes, and what the message must name
     ({"model.width": 0}, "model.width = 0"), ({"model.depth": 0}, "model.depth = 0"), ({"model.vocab": -1}, "model.vocab = -1"),
     ({"model.softcap": 0.0}, "model.softcap = 0.0"), ({NORM + "eps": -1e-6}, "eps = -1e-06"), ({"model.mlp.width": 0}, "mlp.width = 0"),
@@ -66,7 +67,24 @@ IMPOSSIBLE = [  # changes, and what the message must name
     ({ATTENTION + "head_width": -4, "model.rope.theta": None}, "head_width = -4"),
     ({ATTENTION + "head_width": 5}, "rope.fraction"), ({"model.rope.fraction": 0.3}, "rope.fraction = 0.3"),
     ({"model.rope.fraction": 0.0}, "rope.fraction = 0.0"), ({"model.rope.fraction": 1.5}, "rope.fraction = 1.5"),
-    ({"model.rope.theta": 0.0}, "rope.theta = 0.0"), ({"model.rope.scaling.factor": 0.5}, "rope.scaling.factor = 0.5"),
+    ({"model.rope.theta": 0.0}, "rope.theta = 0.0"), ({"model.rope.theta": 1.0}, "rope.theta = 1.0"),
+    ({SCALING + "factor": 0.5}, "rope.scaling.factor = 0.5"), ({SCALING + "kind": "yarm"}, "'yarn'"),
+    *(({SCALING + "kind": kind, SCALING + "original": original}, f"rope.scaling.original = {original}: kind {kind!r}")
+      for kind in ("dynamic", "yarn", "llama3", "longrope") for original in (None, 0, 1)),
+    ({SCALING + "attention_factor": 0.0}, "rope.scaling.attention_factor = 0.0"),
+    ({SCALING + "mscale": 1.0}, "rope.scaling.mscale = 1.0"), ({SCALING + "mscale_all_dim": 1.0}, "mscale_all_dim = 1.0"),
+    (YARN | {SCALING + "beta_slow": 32.0}, "rope.scaling.beta_slow = 32.0"), (YARN | {SCALING + "beta_slow": 0.0}, "beta_slow = 0.0"),
+    (YARN | {SCALING + "beta_fast": 0.5}, "beta_fast = 0.5"),
+    (LLAMA3 | {SCALING + "low_frequency": 4.0}, "rope.scaling.low_frequency = 4.0"),
+    (LLAMA3 | {SCALING + "high_frequency": 1.0}, "high_frequency = 1.0"),
+    (LONGROPE, "0 and 0 factors"), (LONGROPE | {SCALING + "short": (1.0,) * 12}, "12 and 0 factors"),
+    (LONGROPE | {SCALING + "short": (1.0,) * 12, SCALING + "long": (2.0,) * 11}, "12 and 11 factors"),
+    (LONGROPE | {SCALING + "short": (1.0,) * 11, SCALING + "long": (2.0,) * 11}, "11 factors for 12 frequencies"),
+    ({SCALING + "short": (1.0, 0.0)}, "rope.scaling.short = (1.0, 0.0)"), ({SCALING + "long": (-1.0,)}, "rope.scaling.long = (-1.0,)"),
+    ({ATTENTION + "clip": 0.0}, "attention.clip = 0.0"), ({ATTENTION + "clip": -8.0}, "attention.clip = -8.0"),
+    ({"model.mlp.limit": 0.0, "model.mlp.gated": True}, "mlp.limit = 0.0"), ({"model.mlp.limit": 7.0}, "mlp.gated"),
+    ({"model.mlp.up_offset": 1.0}, "mlp.gated"), ({"model.mlp.kind": "gelu_fast"}, "model.mlp.kind = 'gelu_fast'"),
+    ({"model.context": 0}, "model.context = 0"), ({"model.learned_positions": True}, "model.context"),
     ({QK + "kind": "l2", ATTENTION + "scale": 1.0}, "attention.scale = 1.0"), ({QK + "values": True}, "qk_norm.values"),
     ({QK + "kind": "l2", QK + "values": True}, "qk_norm.values"), ({QK + "kind": "head", QK + "norm.kind": "none"}, "qk_norm.norm.kind"),
     ({NORM + "placement": "hybrid"}, "qk_norm"), ({NORM + "placement": "hybrid", QK + "kind": "head"}, "qk_norm.values"),

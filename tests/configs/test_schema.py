@@ -35,8 +35,11 @@ IMPOSSIBLE = [
     ({"train.accumulate": 3}, "data.batch = 16"),
     ({"train.z_loss": -1e-4}, "train.z_loss = -0.0001"),
     ({"data.batch": 0}, "data.batch = 0"), ({"data.sequence": 0}, "data.sequence = 0"),
+    ({"model.learned_positions": True, "model.context": 127}, "data.sequence = 128"),
+    ({"model.learned_positions": True, "model.context": 128, "data.sequence": 129}, "model.context = 128"),
     ({"mesh.data": 0}, "mesh.data = 0"), ({"mesh.fsdp": -1}, "mesh.fsdp = -1"), ({"mesh.tensor": 0}, "mesh.tensor = 0"),
-    ({"mesh.data": 3}, "mesh.data x mesh.fsdp = 3"), ({"mesh.data": 4, "mesh.fsdp": 2, "train.accumulate": 4}, "mesh.data x mesh.fsdp = 8"),
+    ({"mesh.data": 3}, "mesh.data x mesh.fsdp x mesh.expert = 3"),
+    ({"mesh.data": 4, "mesh.fsdp": 2, "train.accumulate": 4}, "mesh.data x mesh.fsdp x mesh.expert = 8"),
     ({"mesh.data": 16}, "instruments.probe_batch = 8"),
     ({"mesh.fsdp": 4, "model.width": 90, "model.attention.head_width": 8}, "model.width = 90"),
     ({"mesh.tensor": 3}, "model.attention.heads = 4"), ({"mesh.tensor": 4, "model.mlp.width": 6}, "model.mlp.width = 6"),
@@ -57,6 +60,14 @@ def test_impossible_runs(changes, named):
 
 KNOBS = knob_types(Experiment)
 EXAMPLES = {"model.pattern": ("norm.kind=layer",), "model.overrides": ("0: norm.kind=layer",), "data.source": "some/text.txt"}
+MSCALES = {"model.rope.scaling.mscale": 1.0, "model.rope.scaling.mscale_all_dim": 1.0}
+GROUPS = {"model.moe.groups": 2, "model.moe.group_top_k": 1}
+NEEDS = {  # what must be set for a knob to have another value
+    "model.learned_positions": {"model.context": 128}, "model.mlp.limit": {"model.mlp.gated": True},
+    "model.mlp.up_offset": {"model.mlp.gated": True}, "model.attention.qk_norm.values": {"model.attention.qk_norm.kind": "head"},
+    "model.rope.scaling.mscale": MSCALES, "model.rope.scaling.mscale_all_dim": MSCALES,
+    "model.moe.groups": GROUPS, "model.moe.group_top_k": GROUPS, "mesh.expert": {"model.moe.experts": 4},
+}
 
 
 def others(kind, value):
@@ -77,26 +88,27 @@ def others(kind, value):
         yield f"{value} other"
 
 
-def changed(knob: str) -> Experiment:
-    """The default experiment with another value of this knob alone."""
-    default = flatten(Experiment())[knob]
+def changed(knob: str, base: Experiment) -> Experiment:
+    """The experiment with another value of this knob alone."""
+    default = flatten(base)[knob]
     for value in (EXAMPLES[knob],) if knob in EXAMPLES else others(KNOBS[knob], default):
         try:
-            config = replace(Experiment(), {knob: value})
+            config = replace(base, {knob: value})
         except ValueError:
             continue
         if flatten(config)[knob] != default:
             return config
-    pytest.skip(f"{knob} has no other value by itself")
+    pytest.fail(f"{knob} has no other value by itself: say in NEEDS what else must be set")
 
 
-LONELY = {"optim.kind", "model.attention.kernel", "model.attention.qk_norm.values"}  # one choice so far, or needs another knob
+LONELY = {knob for knob, kind in KNOBS.items() if typing.get_origin(kind) is typing.Literal and len(typing.get_args(kind)) == 1}
 
 
 @pytest.mark.parametrize("knob", sorted(KNOBS.keys() - LONELY))
 def test_every_knob_counts(knob):
     """Any knob outside the run section changes the fingerprint and alone makes the diff; a knob of the run section does neither."""
-    config, base = changed(knob), Experiment()
+    base = replace(Experiment(), NEEDS.get(knob, {}))
+    config = changed(knob, base)
     counts = not knob.startswith("run.")
     assert (fingerprint(config) != fingerprint(base)) == counts
     assert list(diff(config, base)) == [knob] * counts

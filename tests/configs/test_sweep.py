@@ -5,7 +5,7 @@ import pytest
 from configs.knobs import flatten, replace
 from configs.load import ABLATIONS, UserError, load, load_sweep, names, to_json
 from configs.schema import Experiment
-from configs.sweep import members, seeds, values, variants, zipped
+from configs.sweep import Curve, members, seeds, values, variants, zipped
 
 BASE = Experiment()
 PLACEMENT = variants("placement", pre={}, post={"model.norm.placement": "post"})
@@ -113,6 +113,7 @@ def test_an_unknown_sweep_is_told_with_the_nearest():
 
 
 HEADER = "from configs.schema import Experiment\nfrom configs.sweep import *\n"
+SOUND = HEADER + "def base():\n    return Experiment()\nAXES = (values('model.depth', 2, 4), seeds(2))\n"
 
 
 @pytest.mark.parametrize(("text", "told"), (
@@ -126,14 +127,33 @@ HEADER = "from configs.schema import Experiment\nfrom configs.sweep import *\n"
     (HEADER + "def base():\n    return Experiment()\nAXES = ()\n", ("empty",)),
     (HEADER + "def base():\n    return Experiment()\nAXES = (values('optim.learning_rat', 1.0),)\n", ("optim.learning_rat",)),
     (HEADER + "raise SystemExit(0)\n", ("SystemExit",)),
+    (SOUND + "CURVES = (Curve('grad_norm', over='model.dept'),)\n", ("'model.dept'", "'model.depth'")),
+    (SOUND + "CURVES = (Curve('grad_norm', over='placement'),)\n", ("'placement'", "layer", "step", "model.depth", "train.seed")),
+    (SOUND + "CURVES = ('grad_norm',)\n", ("CURVES", "configs.sweep.Curve")),
+    (SOUND + "CURVES = {'grad_norm': 'layer'}\n", ("CURVES", "configs.sweep.Curve")),
+    (SOUND + "CURVES = Curve('grad_norm', over='layer')\n", ("Curve",)),
+    (SOUND + "CURVES = (Curve('grad_norm'),)\n", ("over", "line 6")),
 ), ids=("syntax", "no axes", "no base", "bad base", "base of another type", "axes without a tuple", "axes of another type", "empty",
-        "unknown knob", "exit"))
+        "unknown knob", "exit", "curve over a misspelt axis", "curve over no axis", "curves of another type", "curves as a dictionary",
+        "curve without a tuple", "curve over nothing"))
 def test_a_broken_sweep_file_is_told(text, told, tmp_path):
     """Whatever is wrong with a sweep file is a UserError of one line or two that names the file and the fault."""
     path = tmp_path / "mine.py"
     path.write_text(text)
     error = complaint(UserError, load_sweep, str(path))
     assert len(error.splitlines()) <= 2 and str(path) in error and all(word in error for word in told), error
+
+
+@pytest.mark.parametrize(("text", "expected"), (
+    ("", ()), ("CURVES = ()\n", ()),
+    ("CURVES = [Curve('eval/loss', 'step'), Curve('grad_norm', over='model.depth', layer='last', step='first')]\n",
+     (Curve("eval/loss", "step", "mean", "last"), Curve("grad_norm", "model.depth", "last", "first"))),
+), ids=("absent", "none", "two"))
+def test_curves_are_optional(text, expected, tmp_path):
+    """A sweep has the curves that its file asks for, over layers, steps or an axis of its own; without CURVES it has none."""
+    path = tmp_path / "mine.py"
+    path.write_text(SOUND + text)
+    assert load_sweep(str(path)).curves == expected
 
 
 @pytest.mark.parametrize("changes", (
@@ -153,3 +173,10 @@ def test_a_damaged_json_is_told(tmp_path):
     path = tmp_path / "x.json"
     path.write_text(to_json(BASE)[:100])
     assert str(path) in complaint(UserError, load, str(path))
+
+
+@pytest.mark.parametrize(("knob", "value", "hint"), (("layer", "lst", "'last'"), ("step", "frist", "'first'"), ("key", 3, "str")))
+def test_a_curve_with_a_wrong_word_is_refused(knob, value, hint):
+    """A curve tells of a wrong layer, step or key when it is made, with the nearest right word: not after the sweep has run."""
+    with pytest.raises(ValueError, match=rf"curve {knob} = {value!r}.*{hint}"):
+        Curve(**{"key": "eval/loss", "over": "layer"} | {knob: value})

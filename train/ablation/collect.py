@@ -13,15 +13,15 @@ from configs.knobs import diff, tell
 from configs.load import UserError, fingerprint, from_json
 from configs.schema import Experiment
 from configs.sweep import Curve
-from train.ablation.sweep import PLAN, config_of, read_json
+from train.ablation.sweep import config_of, read_json, read_plan
 from train.directory import CONDITIONS, SUMMARY
 from train.log import METRICS, read_lines
 
 RATE, SEED = "optim.learning_rate", "train.seed"
 """The axes with a role: the abscissa of the figures, and what members are paired by."""
 
-SAME_CONDITIONS = ("corpus", "dtype", "batch")
-"""Conditions that every member of a fair comparison shares."""
+SAME_CONDITIONS = ("corpus",)
+"""Conditions, beside the knobs, that every member of a fair comparison shares."""
 
 
 @dataclass(frozen=True)
@@ -52,27 +52,49 @@ class Result:
         return self.config.train.seed
 
     @property
+    def diverged(self) -> bool:
+        return self.summary["status"] == "diverged"
+
+    @property
+    def reached(self) -> float:
+        """The fraction of the schedule that it ran."""
+        return self.summary["step"] / max(self.config.train.steps, 1) if self.diverged else 1.0
+
+    @property
     def loss(self) -> float:
-        """Held-out loss at the end; infinite where the run diverged."""
-        value = self.summary["eval_loss"]
-        return np.inf if self.summary["status"] == "diverged" or value is None else float(value)
+        """Held-out loss at the end; infinite where the run diverged, or where the loss is no number."""
+        value = np.inf if self.diverged or self.summary["eval_loss"] is None else float(self.summary["eval_loss"])
+        return value if np.isfinite(value) else np.inf
 
     @property
     def initial(self) -> float:
         return float(self.summary["initial_eval_loss"])
+
+    @property
+    def capped(self) -> float:
+        """min(loss, loss at init): what a comparison takes for the loss of a run, also of one that diverged."""
+        return float(np.fmin(self.loss, self.initial))
+
+    @property
+    def largest_logit(self) -> float:
+        """The largest attention logit of all panels; NaN where none was logged."""
+        value = self.summary["largest_attention_logit"]
+        return np.nan if value is None else float(value)
 
     @functools.cached_property
     def lines(self) -> list[dict[str, Any]]:
         return read_lines(self.directory / METRICS)
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """A statistic as (fraction of the schedule [n], values [n, layers], or [n] of a single number); None where it was not logged."""
+        """A statistic as (fraction of the schedule [n], values [n, layers], or [n] of a single number); None where no step logged it so."""
         lines = [line for line in self.lines if key in line]
-        if not lines:
+        try:
+            values = np.asarray([line[key] for line in lines], float)  # None is NaN, and the texts NaN and Infinity are what they say
+        except (TypeError, ValueError):  # histograms, and heads of which some layers have none
             return None
-        number = lambda x: np.nan if x is None else float(x)
-        values = [list(map(number, line[key])) if isinstance(line[key], list) else number(line[key]) for line in lines]
-        return np.asarray([line["step"] for line in lines]) / max(self.config.train.steps, 1), np.asarray(values)
+        if not lines or values.ndim > 2:
+            return None
+        return np.asarray([line["step"] for line in lines]) / max(self.config.train.steps, 1), values
 
 
 @dataclass(frozen=True)
@@ -97,33 +119,43 @@ class Table:
 
     @property
     def rates(self) -> list[float]:
-        return sorted({result.rate for result in self.results})
+        """The learning rates that an axis of its own sweeps; without one a single rate, of which each variant may have another."""
+        swept = RATE in (axis["name"] for axis in self.axes)
+        return sorted({result.rate for result in self.results}) if swept else [self.results[0].rate]
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({result.seed for result in self.results})
 
     def of(self, variant: str) -> list[Result]:
         return [result for result in self.results if result.variant == variant]
 
     def grid(self, variant: str, value: Callable[[Result], float]) -> np.ndarray:
         """A number of each run of a variant as [rates, seeds], NaN where a run is missing."""
-        seeds = sorted({result.seed for result in self.results})
-        grid = np.full((len(self.rates), len(seeds)), np.nan)
-        for result in self.of(variant):
-            grid[self.rates.index(result.rate), seeds.index(result.seed)] = value(result)
+        grid = np.full((len(self.rates), len(self.seeds)), np.nan)
+        for run in self.of(variant):
+            grid[self.rates.index(run.rate) if len(self.rates) > 1 else 0, self.seeds.index(run.seed)] = value(run)
         return grid
 
     def losses(self, variant: str) -> np.ndarray:
         """Held-out loss [rates, seeds], at most the loss at init, which is also that of a run that diverged."""
-        initial = self.grid(variant, lambda run: run.initial)
-        return np.fmin(self.grid(variant, lambda run: run.loss), initial)[:, self.whole]
+        return self.grid(variant, lambda run: run.capped)[:, self.whole]
+
+    def at_best_rate(self, variant: str) -> list[Result]:
+        """The runs of a variant at the learning rate with the least mean loss over the seeds that every variant has, in order of seed."""
+        row = int(np.argmin(self.losses(variant).mean(1)))
+        runs = [run for run in self.of(variant) if len(self.rates) == 1 or run.rate == self.rates[row]]
+        return sorted(runs, key=lambda run: run.seed)
 
     @property
     def whole(self) -> np.ndarray:
         """Seeds of which every variant has a result at every rate."""
-        return ~np.isnan([self.grid(variant, lambda run: run.initial) for variant in self.variants]).any((0, 1))
+        return ~np.isnan([self.grid(variant, lambda run: 1.0) for variant in self.variants]).any((0, 1))
 
 
 def collect(folder: Path) -> Table:
     """The table of a sweep's folder. Raises UserError where it holds no sweep, no finished member, or members that may not be compared."""
-    plan = read_json(folder / PLAN)
+    plan = read_plan(folder)
     results, missing = [], []
     for name, of in plan["members"].items():
         directory = folder / name
@@ -132,7 +164,7 @@ def collect(folder: Path) -> Table:
             continue
         summary, config = read_json(directory / SUMMARY), config_of(directory)
         if fingerprint(config) != of["fingerprint"]:
-            raise UserError(f"{directory}: its config is not the one that the sweep planned{difference(folder, name, config)}; restore it")
+            raise UserError(f"{directory}: its config is not the one that the sweep planned; {difference(folder, name, config)}")
         if summary["status"] not in ("completed", "diverged"):
             missing.append(name)
             continue
@@ -149,9 +181,12 @@ def collect(folder: Path) -> Table:
 
 
 def difference(folder: Path, name: str, config: Experiment) -> str:
-    """How a member's config differs from the one the sweep wrote for it."""
+    """How a member's config differs from the one the sweep wrote for it, and what to do about it."""
     planned = folder / "configs" / f"{name}.json"
-    return f"; {tell(diff(from_json(planned.read_text()), config), 'in the sweep')}" if planned.exists() else ""
+    changes = diff(from_json(planned.read_text()), config) if planned.exists() else {}
+    if planned.exists() and not changes:
+        return "no knob differs, so that a default has changed since: use the code of then, whose commit is in conditions.json"
+    return f"{tell(changes, 'in the sweep')}; restore it" if changes else "restore it"
 
 
 def check_fair(table: Table) -> None:

@@ -46,13 +46,22 @@ def write_plan(sweep: Sweep, root: str) -> None:
         "members": {member.name: {"labels": dict(member.labels), "fingerprint": fingerprint(member.config)} for member in sweep.members},
     }
     if (folder / PLAN).exists():
-        held = read_json(folder / PLAN)
+        held = read_plan(folder)
         changed = {name for name, of in held["members"].items() if plan["members"].get(name) != of}
         if changed:
             raise UserError(f"{folder} holds another sweep of this name: {len(changed)} of its members, such as {min(changed)!r}, "
                             "are not in this one or differ; give another --root")
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / PLAN, json.dumps(plan, indent=1) + "\n")
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """What `write_plan` wrote. Raises UserError where it is missing, damaged, or lacks a part."""
+    plan = read_json(folder / PLAN)
+    lacking = [part for part in ("name", "question", "axes", "curves", "members") if part not in plan]
+    if lacking:
+        raise UserError(f"{folder / PLAN}: lacks {', '.join(lacking)}; move it away and run the sweep again, which keeps what is finished")
+    return plan
 
 
 def read_json(path: Path) -> dict[str, Any]:

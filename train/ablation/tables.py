@@ -1,10 +1,13 @@
 """What a report says in words and tables: the conclusion, the variants side by side, interactions, and what it all stands on."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
+from configs.knobs import diff
 from models import init
 from models.parameters import table as parameter_table
 from models.transformer import Transformer
@@ -15,18 +18,19 @@ from train.ablation.statistics import compare, interaction, interval, sensitivit
 
 def as_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table in markdown."""
-    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in (head, ["---"] * len(head), *rows))
+    cell = lambda of: str(of).replace("|", "\\|")
+    return "\n".join("| " + " | ".join(map(cell, row)) + " |" for row in (head, ["---"] * len(head), *rows))
 
 
 def best(table: Table, variant: str) -> np.ndarray:
-    """The least loss over the learning rates, for each seed; the loss at init where every run diverged."""
-    return np.fmin.reduce(table.losses(variant), axis=0)
+    """The loss of each seed at the variant's best learning rate, the one with the least mean over seeds."""
+    losses = table.losses(variant)
+    return losses[np.argmin(losses.mean(1))]
 
 
 def best_run(table: Table, variant: str) -> Result:
-    """The first seed's run at the learning rate with the least loss."""
-    runs = [run for run in table.of(variant) if run.seed == min(run.seed for run in table.of(variant))]
-    return min(runs, key=lambda run: run.loss)
+    """The first seed's run at the best learning rate."""
+    return table.at_best_rate(variant)[0]
 
 
 def sensitivities(table: Table) -> dict[str, np.ndarray]:
@@ -40,15 +44,20 @@ def spike_scores(table: Table, variant: str) -> np.ndarray:
 
 
 def conclusion(table: Table) -> list[str]:
-    """The variant with the least loss over the swept rates and the one with the least learning-rate sensitivity, each with the others
-    against it, paired by seed; and the exponents of the sweep's curves."""
-    losses = {variant: best(table, variant) for variant in table.variants}
-    lines = against_least("lowest held-out loss", losses) if table.trained else []
-    lines += against_least("least learning-rate sensitivity", sensitivities(table)) if len(table.rates) > 1 else []
+    """The variant with the least loss at its best rate and the one with the least learning-rate sensitivity, each with the others against
+    it, paired by seed; and the exponents of the sweep's curves."""
+    if table.trained:
+        lines = against_least("lowest held-out loss", {variant: best(table, variant) for variant in table.variants})
+        lines += against_least("least learning-rate sensitivity", sensitivities(table)) if len(table.rates) > 1 else []
+        if len(table.variants) > 2 and table.whole.sum() > 1:
+            count = len(table.variants) - 1
+            lines.append(f"the 95 % of an interval are for one comparison; here are {count}, against a winner picked from the same runs")
+    else:
+        lines = ["initial models alone: no run has a step"]
     for curve in table.curves:
         if curve.over not in ("layer", "step"):
             laws = {variant: of.law for variant, of in curves.lines(table, curve).items() if of.law is not None}
-            lines += [f"{curves.title(curve)}: exponent of {variant} {law}" for variant, law in laws.items()]
+            lines += [f"{curves.title(curve)}: exponent " + "; ".join(f"{law} in {name}" for name, law in laws.items())] if laws else []
     return lines
 
 
@@ -63,16 +72,21 @@ def against_least(what: str, values: dict[str, np.ndarray]) -> list[str]:
 
 
 def variant_table(table: Table) -> str:
-    """Loss, sensitivity, largest logit, parameters and FLOPs of each variant, side by side."""
-    spread, rows = sensitivities(table), []
+    """Loss, sensitivity, largest logit, parameters and FLOPs of each variant, side by side; of initial models, what they have of these."""
+    swept, rows = len(table.rates) > 1, []
+    spread = sensitivities(table)
     for variant in table.variants:
-        summary, run = table.of(variant)[0].summary, best_run(table, variant)
-        swept = str(interval(spread[variant])) if len(table.rates) > 1 else "one rate"
-        rows.append((variant, interval(best(table, variant)), f"{run.rate:g}", swept, interval(spike_scores(table, variant)),
-                     f"{run.summary['largest_attention_logit'] or np.nan:.3g}", f"{summary['parameters']['total']:,}",
-                     f"{summary['flops_per_token']:,.0f}"))
-    return as_table(("variant", "best loss", "at rate", "LR sensitivity", "spike score, mean over rates", "largest logit there",
-                     "parameters", "FLOPs per token"), rows)
+        run = best_run(table, variant)
+        row = {"best loss": interval(best(table, variant)), "at rate": f"{run.rate:g}"} if table.trained else {
+            "loss at init": interval(best(table, variant))}
+        row |= {"LR sensitivity": interval(spread[variant])} if table.trained and swept else {}
+        row |= {"spike score" + ", mean over rates" * swept: interval(spike_scores(table, variant))} if table.trained else {}
+        rows.append(row | {
+            "largest logit there": "not logged" if np.isnan(run.largest_logit) else f"{run.largest_logit:.3g}",
+            "parameters": f"{run.summary['parameters']['total']:,}",
+            "FLOPs per token": f"{run.summary['flops_per_token']:,.0f}",
+        })
+    return as_table(("variant", *rows[0]), [(variant, *row.values()) for variant, row in zip(table.variants, rows, strict=True)])
 
 
 def pairs_of_two(table: Table) -> list[tuple[str, str]]:
@@ -110,33 +124,52 @@ def interaction_table(table: Table, first: str, second: str, quantity: Callable[
             continue
         alone, together, beyond = interval(grid[0, 1] - grid[0, 0]), interval(grid[1, 1] - grid[1, 0]), interaction(grid)
         rows.append((f"{a} to {other}", f"{b} to {change}", alone, together, beyond, beyond.verdict))
-    return as_table(("against", "change", "alone", "with the change", "interaction", "verdict"), rows)
+    return as_table(("against", "change", "alone", "with the change", "interaction", "verdict"), rows) if rows else "No pair is complete."
 
 
 def diverged(table: Table) -> str:
-    lost = [run for run in table.results if run.summary["status"] == "diverged"]
-    rows = [(run.variant, f"{run.rate:g}", run.seed, run.summary["step"]) for run in lost]
+    rows = [(run.variant, f"{run.rate:g}", run.seed, run.summary["step"]) for run in table.results if run.diverged]
     return as_table(("variant", "learning rate", "seed", "step"), rows) if rows else "None."
+
+
+SHARED = {
+    "the order of the data": ("data.batch", "data.sequence"),
+    "the held-out text": ("data.batch", "data.sequence", "eval.batches"),
+    "the probe batch": ("data.sequence", "instruments.probe_batch"),
+}
+"""What runs of one seed share, and the knobs whose change ends it."""
 
 
 def caption(table: Table) -> str:
     """What every figure stands on: the conditions, what members differ in, and what they share."""
-    run = table.results[0]
-    data = run.config.data
-    steps = ", ".join(str(steps) for steps in sorted({run.config.train.steps for run in table.results}))
-    return (f"{len(table.results)} runs of {steps} steps x {data.batch} x {data.sequence} bytes, compared at equal fractions of their "
-            f"schedules. They differ in nothing but (checked): {'; '.join(map(axis_told, table.axes))}. "
-            "By seed they see the same data in the same order, and the same probe batch; "
-            f"{unequal_start(table)}. {run.conditions['devices']}, {run.conditions['dtype']}, jax {run.conditions['versions']['jax']}, "
-            f"commit {str(run.conditions['commit'])[:12]}.")
+    each = functools.partial(told_once, table)
+    differing = {knob for run in table.results for knob in diff(run.config, table.results[0].config)}
+    same = [what for what, knobs in SHARED.items() if not differing.intersection(knobs)]
+    kept = f"Runs of one seed share {', '.join(same) or 'neither the order of the data nor the held-out text'}"
+    schedule = ", compared at equal fractions of their schedules" if table.trained else ""
+    return (f"{len(table.results)} runs of {each(lambda run: run.config.train.steps)} steps x {each(lambda run: run.config.data.batch)} x "
+            f"{each(lambda run: run.config.data.sequence)} bytes{schedule}. They differ in nothing but (checked): "
+            f"{'; '.join(map(axis_told, table.axes))}. {kept}; {unequal_start(table)}. {each(lambda run: run.conditions['devices'])}, "
+            f"{each(lambda run: run.config.train.dtype)}, jax {each(lambda run: run.conditions['versions']['jax'])}, "
+            f"commit {each(lambda run: str(run.conditions['commit'])[:12])}.")
 
 
-def axis_told(axis: dict) -> str:
-    """An axis and its points: labels that are the values of the knob it is named for, else what each label stands for."""
-    if axis["knobs"] == [axis["name"]]:
-        return f"{axis['name']} ({', '.join(axis['labels'])})"
-    told = lambda point: ", ".join(f"{knob} = {value}" for knob, value in point.items()) or "the base"
-    return f"{axis['name']} (" + "; ".join(f"{label}: {told(point)}" for label, point in axis["points"].items()) + ")"
+def told_once(table: Table, of: Callable[[Result], object]) -> str:
+    """Something of the runs, each different answer once: "4", or "4 or 8"."""
+    return " or ".join(dict.fromkeys(str(of(run)) for run in table.results))
+
+
+def axis_told(axis: dict[str, Any]) -> str:
+    """An axis, its knob where that has another name, and its points: each label, and what it stands for where that is another text."""
+    alone, named = len(axis["knobs"]) == 1, axis["knobs"] == [axis["name"]]
+
+    def told(label: str, point: dict[str, Any]) -> str:
+        values = ", ".join(str(value) if alone else f"{knob} = {value}" for knob, value in point.items()) or "the base"
+        return label if named or values == label else f"{label}: {values}"
+
+    points = [told(label, point) for label, point in axis["points"].items()]
+    name = f"{axis['name']}, {axis['knobs'][0]}" if alone and not named else axis["name"]
+    return f"{name} ({('; ' if ': ' in ''.join(points) else ', ').join(points)})"
 
 
 def unequal_start(table: Table) -> str:
@@ -153,15 +186,15 @@ def unequal_start(table: Table) -> str:
 
 
 def conditions(table: Table) -> str:
-    run = table.results[0]
-    corpus = run.conditions["corpus"]
+    each = functools.partial(told_once, table)
+    corpus = table.results[0].conditions["corpus"]
     rows = [
         ("corpus", f"{corpus['source']}, {corpus['files']} files, SHA-256 {corpus['sha256'][:16]}…"),
-        ("hardware", run.conditions["processor"]),
-        ("devices", run.conditions["devices"]),
-        ("versions", ", ".join(f"{name} {version}" for name, version in run.conditions["versions"].items())),
-        ("commit", run.conditions["commit"]),
-        ("steps", run.config.train.steps),
+        ("hardware", each(lambda run: run.conditions["processor"])),
+        ("devices", each(lambda run: run.conditions["devices"])),
+        ("versions", each(lambda run: ", ".join(f"{name} {version}" for name, version in run.conditions["versions"].items()))),
+        ("commit", each(lambda run: run.conditions["commit"])),
+        ("steps", each(lambda run: run.config.train.steps)),
         ("axes", "; ".join(f"{axis['name']}: {', '.join(axis['labels'])}" for axis in table.axes)),
     ]
     return as_table(("condition", "value"), rows)

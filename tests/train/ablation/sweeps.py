@@ -5,15 +5,20 @@ import hashlib
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
 import submitit  # noqa: F401 before any redirection: it shuts every log handler down, and absl's then closes a stream that is not stderr
 
+from configs.load import to_json
+from configs.schema import Experiment
+from configs.sweep import Axis, Curve, Sweep
 from scripts import ablate, report
 from tests.train.processes import lines_of, strict_json
-from tests.train.small import text_of
+from tests.train.small import small, text_of
+from train.ablation.sweep import placed, write_plan
 from train.command_line import exit_with
 
 SWEEP = '''"""Does a tiny sweep run?
@@ -24,7 +29,7 @@ Expect:  every member ends.
 
 from configs.knobs import replace
 from configs.schema import Experiment
-from configs.sweep import seeds, values, variants
+from configs.sweep import Curve, seeds, values, variants
 
 
 def base():
@@ -37,6 +42,7 @@ def base():
 
 
 AXES = (%(axes)s,)
+CURVES = (%(curves)s)
 '''
 
 PLACEMENT = 'variants("placement", pre={}, post={"model.norm.placement": "post"})'
@@ -53,12 +59,41 @@ def write_text(folder: Path) -> Path:
 
 
 def write_sweep(folder: Path, source: Path, axes: str = AXES, changes: dict | None = None, name: str = "tiny_sweep",
-                cache: Path | None = None) -> Path:
+                cache: Path | None = None, curves: str = "") -> Path:
     """A sweep file over the text at `source`; without a cache, this process's own cache of compiled programs stays in use."""
     path = folder / f"{name}.py"
-    words = {"name": name, "source": str(source), "cache": cache and str(cache), "changes": changes or {}, "axes": axes}
+    words = {"name": name, "source": str(source), "cache": cache and str(cache), "changes": changes or {}, "axes": axes, "curves": curves}
     path.write_text(SWEEP % words)
     return path
+
+
+CONDITIONS = {
+    "corpus": {"source": "text", "files": 12, "sha256": "0" * 64}, "processor": "a processor", "devices": "1 cpu (cpu)",
+    "versions": {"jax": "0.0"}, "commit": "0" * 40,
+}
+
+
+def write_results(folder: Path, axes: tuple[Axis, ...], lines: Callable[[Experiment], list[dict]], curves: tuple[Curve, ...] = (),
+                  changes: dict | None = None, **of_summary: object) -> Path:
+    """The folder of a sweep that nobody ran: of each member the metrics that `lines` gives, and a summary of them. A member whose last
+    line is not that of its last step diverged there, one without lines is missing."""
+    sweep = Sweep("by_hand", "By hand.", small(changes), axes, curves)
+    write_plan(sweep, str(folder))
+    for member in placed(sweep, str(folder)):
+        found, directory = lines(member.config), folder / sweep.name / member.name
+        if not found:
+            continue
+        directory.mkdir(parents=True)
+        losses = [line["eval/loss"] for line in found if "eval/loss" in line]
+        step = found[-1]["step"]
+        told = {"status": "completed" if step == member.config.train.steps else "diverged", "step": step, "initial_eval_loss": losses[0],
+                "eval_loss": losses[-1], "best_eval_loss": losses[-1], "train_loss": None, "largest_attention_logit": None,
+                "spike_score": 0.0, "tokens_per_second": None, "flops_per_token": 1.0, "parameters": {"total": 1}}
+        (directory / "config.json").write_text(to_json(member.config))
+        (directory / "summary.json").write_text(json.dumps(told | of_summary))
+        (directory / "conditions.json").write_text(json.dumps(CONDITIONS))
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in found))
+    return folder / sweep.name
 
 
 class Done(NamedTuple):

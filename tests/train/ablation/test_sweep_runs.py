@@ -3,21 +3,28 @@
 import base64
 import csv
 import itertools
+import json
 import math
 import re
 import shutil
 
+import jax
 import pytest
 
 from tests.train.ablation.sweeps import ablate_here, edit, final, refused, report_here, summary, tree, write_sweep, write_text
 from tests.train.processes import lines_of
+from train.ablation import curves
+from train.ablation.collect import collect
 from train.ablation.sweep import read_json
 from train.step import programs_of
 
 NAME = "tiny_sweep"
 MEMBERS = [f"placement={placement},learning_rate={rate},seed={seed}"
            for placement, rate, seed in itertools.product(("pre", "post"), ("0.01", "0.1"), (0, 1))]
-FIGURES = {"loss", "sensitivity", "logits", "activation_rms_resid_post", "grad_norm", "attention_logit_max", "attention_entropy"}
+CURVES = """Curve("probe.grad_norm", over="layer", step="first"), Curve("eval/loss", over="step"), Curve("train/los", over="step"),
+    Curve("activation_rms.resid.post", over="placement", layer="last"),"""
+FIGURES = {"loss", "sensitivity", "logits", "activation_rms_resid_post", "grad_norm", "attention_logit_max", "attention_entropy",
+           "probe.grad_norm_over_layer_mean_first", "eval_loss_over_step_mean_last", "activation_rms.resid.post_over_placement_last_last"}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +36,7 @@ def source(tmp_path_factory):
 def swept(source, tmp_path_factory):
     """(sweep file, root, how it ended, how many programs were compiled)."""
     folder = tmp_path_factory.mktemp("sweep")
-    file = write_sweep(folder, source)
+    file = write_sweep(folder, source, curves=CURVES)
     programs_of.cache_clear()
     done = ablate_here(file, "--root", folder / "runs")
     return file, folder / "runs", done, programs_of.cache_info().misses
@@ -92,14 +99,21 @@ def test_a_dry_run_writes_nothing(swept, tmp_path):
 
 
 def test_the_report_is_whole(reported):
-    """The report ends with status 0 and leaves two texts, a table, and a PNG for each figure, each with its conditions."""
+    """The report ends with status 0 and leaves two texts, a table, and a PNG for each figure, under each the difference of the configs,
+    what runs share, and the conditions."""
     folder, done = reported
     assert done.status == 0, done.err
     assert {path.stem for path in folder.glob("*.png")} == FIGURES
     assert all(path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for path in folder.glob("*.png"))
     text = (folder / "report.md").read_text()
-    assert set(re.findall(r"!\[[^]]*\]\((\w+)\.png\)", text)) == FIGURES
-    assert len(re.findall(r"differ in placement, optim\.learning_rate, train\.seed alone", text)) == len(FIGURES)
+    captions = dict(re.findall(r"!\[[^]]*\]\(([\w.]+)\.png\)\n\n\*(.*)\*$", text, re.M))
+    assert captions.keys() == FIGURES
+    for caption in captions.values():
+        assert "8 runs of 6 steps x 4 x 16 bytes, compared at equal fractions of their schedules." in caption
+        assert ("They differ in nothing but (checked): placement, model.norm.placement (pre: the base; post); "
+                "optim.learning_rate (0.01, 0.1); train.seed (0, 1).") in caption
+        assert "Runs of one seed share the order of the data, the held-out text, the probe batch; weights of one name" in caption
+        assert f"float32, jax {jax.__version__}, commit " in caption
     assert "Does a tiny sweep run?" in text and not re.search(r"\bnan\b", text)
 
 
@@ -113,7 +127,7 @@ def test_the_page_needs_no_network(reported):
     assert {base64.b64decode(reference.removeprefix(prefix)) for reference in references} == {
         path.read_bytes() for path in folder.glob("*.png")}
     assert not re.search(r"<script|<link|@import|url\(", page) and 'name="viewport"' in page
-    assert page.count("<table>") == len(re.findall(r"^\|---", (folder / "report.md").read_text(), re.M))
+    assert page.count("<table>") == len(re.findall(r"^\| --- \|", (folder / "report.md").read_text(), re.M)) == 5  # three are of curves
 
 
 def test_the_table_has_the_summaries_numbers(reported):
@@ -132,12 +146,13 @@ def test_the_table_has_the_summaries_numbers(reported):
 
 
 def test_the_winner_and_the_sensitivities(reported):
-    """Winner, its loss and each sensitivity are those computed from the metrics: min(loss, loss at init), best rate, mean over seeds."""
+    """Winner, its loss and each sensitivity are those computed from the metrics: min(loss, loss at init), mean over seeds, at the rate at
+    which that is least."""
     folder, done = reported
     capped = {name: min(final(folder / name)) for name in MEMBERS}
     swept = lambda placement, seed: [capped[f"placement={placement},learning_rate={rate},seed={seed}"] for rate in ("0.01", "0.1")]
     mean = lambda values: math.fsum(values) / len(values)
-    best = {placement: mean([min(swept(placement, seed)) for seed in (0, 1)]) for placement in ("pre", "post")}
+    best = {placement: min(map(mean, zip(*(swept(placement, seed) for seed in (0, 1)), strict=True))) for placement in ("pre", "post")}
     winner = min(best, key=best.get)
     assert f"lowest held-out loss: **{winner}**, {best[winner]:.4f} " in done.out
     (loser,) = best.keys() - {winner}
@@ -146,7 +161,26 @@ def test_the_winner_and_the_sensitivities(reported):
     for placement in ("pre", "post"):
         of_seeds = [mean(swept(placement, seed)) - min(swept(placement, seed)) for seed in (0, 1)]
         row = next(line for line in text.splitlines() if line.startswith(f"| {placement} | {best[placement]:.4f} "))
-        assert f"| {mean(of_seeds):.4f} (" in row
+        assert f"| {mean(of_seeds):.4f} [" in row
+
+
+def test_the_curves_are_the_metrics(reported):
+    """Over layers, steps and placements a curve has, to the digit, what metrics.jsonl says of the runs at each placement's best rate, one
+    column per seed; what no run logged has none, and the report says so."""
+    folder, _ = reported
+    table = collect(folder)
+    by_layer, by_step, nothing, by_placement = (curves.lines(table, curve) for curve in table.curves)
+    assert nothing == {} and "No run logged train/los" in (folder / "report.md").read_text()
+    for index, placement in enumerate(("pre", "post")):
+        name = "placement={},learning_rate={},seed={}".format
+        rate = min(("0.01", "0.1"), key=lambda rate, of=placement: sum(min(final(folder / name(of, rate, seed))) for seed in (0, 1)))
+        runs = [lines_of(folder / name(placement, rate, seed)) for seed in (0, 1)]
+        assert by_layer[placement].x.tolist() == [1, 2]
+        assert by_layer[placement].values.T.tolist() == [lines[0]["probe.grad_norm"] for lines in runs]
+        assert by_step[placement].x.tolist() == [0, 0.5, 1]
+        assert by_step[placement].values.T.tolist() == [[lines[step]["eval/loss"] for step in (0, 3, 6)] for lines in runs]
+        last = [lines[3]["activation_rms.resid.post"][-1] for lines in runs]  # of the last loud step
+        assert by_placement["all"].values[index].tolist() == last and by_placement["all"].names == ("pre", "post")
 
 
 @pytest.mark.parametrize("command", ["ablate", "report"])
@@ -187,6 +221,17 @@ def test_a_knob_outside_the_axes_is_told(copy):
     edit(root / NAME / "sweep.json", "axes", [axis for axis in plan["axes"] if axis["name"] != "placement"])
     before = tree(root)
     refused(report_here(root / NAME), "model.norm.placement", "pre", "post")
+    assert tree(root) == before
+
+
+def test_a_plan_that_lacks_a_part_is_told(copy):
+    """A sweep.json without one of its parts is refused by both commands with the part's name, and nothing is overwritten."""
+    file, root = copy
+    plan = read_json(root / NAME / "sweep.json")
+    (root / NAME / "sweep.json").write_text(json.dumps({key: value for key, value in plan.items() if key != "members"}))
+    before = tree(root)
+    refused(report_here(root / NAME), "sweep.json", "members")
+    refused(ablate_here(file, "--root", root), "sweep.json", "members")
     assert tree(root) == before
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -61,6 +62,48 @@ def test_the_hash_names_the_text(library, tmp_path):
     path = moved / "old" / "01.txt"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     assert read(str(moved)).sha256 != first.sha256
+
+
+def test_the_same_files_are_read_once(library):
+    """As long as its files stay as they are, a source is one and the same corpus, which nobody can write to."""
+    first = read(str(library))
+    assert read(str(library)) is first
+    assert not first.train.flags.writeable and not first.held_out.flags.writeable
+
+
+def test_a_text_of_the_same_size_is_read_anew(library):
+    """A file that was rewritten with as many bytes is read again, though all that tells is its time of change, one nanosecond on."""
+    path = library / "old" / "01.txt"
+    text, before = path.read_bytes(), path.stat()
+    first = read(str(library))
+    path.write_bytes(text[::-1])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert path.stat().st_size == before.st_size
+    second = read(str(library))
+    assert text[::-1] in documents(second.train) | documents(second.held_out) and second.sha256 != first.sha256
+    path.write_bytes(text)
+    assert read(str(library)).sha256 == first.sha256
+
+
+@pytest.mark.parametrize("change", [
+    lambda root: (root / "new" / "zz.txt").write_text("the latest"), lambda root: (root / "new" / "00.txt").unlink(),
+    lambda root: (root / "new" / "00.txt").rename(root / "new" / "0.txt"), lambda root: (root / "new" / "00.txt").write_text("longer" * 99),
+], ids=["added", "removed", "renamed", "longer"])
+def test_other_files_are_another_corpus(change, library):
+    """A file added, removed, renamed or grown is seen by the next run of the process."""
+    first = read(str(library))
+    change(library)
+    second = read(str(library))
+    kept = documents(second.train) | documents(second.held_out)
+    assert second is not first and kept == {path.read_bytes() for path in library.rglob("*.txt")}
+
+
+def test_sources_do_not_take_each_others_place(library, tmp_path):
+    """Two sources read in turn are each themselves, also two folders that hold the same files."""
+    (tmp_path / "other.txt").write_text(text_of(200, 99))
+    for _ in range(2):
+        assert read(str(library)).files == 60 and read(str(tmp_path / "other.txt")).files == 1
+    assert read(str(library / "old")).source != read(str(library)).source
 
 
 def test_hidden_and_empty_files_are_left_out(library):

@@ -75,7 +75,7 @@ class Attention:
         require(self.softcap is None or self.softcap > 0, f"attention.softcap = {self.softcap}: must be positive, or None for no cap")
         require(self.clip is None or self.clip > 0, f"attention.clip = {self.clip}: must be positive, or None for no limit")
         require(self.kernel != "library" or (self.softcap is None and not self.sinks),
-                "attention.kernel = 'library' has neither softcap nor sinks: set kernel to 'chunked', softcap to None or sinks to False")
+                "attention.kernel = 'library' has neither softcap nor sinks: set it to 'chunked', or softcap to None and sinks to False")
         require(self.qk_norm.kind != "l2" or self.scale is None,
                 f"attention.scale = {self.scale} with qk_norm.kind 'l2': the learned temperature is the scale; leave it None")
 

@@ -1,5 +1,6 @@
 """The run directory: claimed once, never overwritten."""
 
+import dataclasses
 import datetime
 import functools
 import importlib.metadata
@@ -15,6 +16,7 @@ from configs.knobs import diff, tell
 from configs.load import UserError, fingerprint, from_json, to_json
 from configs.schema import Experiment
 from train.data.corpus import Corpus
+from train.kernels import kernels
 
 CONFIG, CONDITIONS, SUMMARY = "config.json", "conditions.json", "summary.json"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "tensorboard")
@@ -77,8 +79,9 @@ def conditions_here(config: Experiment, corpus: Corpus | None = None) -> dict[st
         "processor": processor(),
         "devices": f"{len(jax.devices())} {device.device_kind} ({device.platform})",
         "processes": jax.process_count(),
-        "mesh": {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor},
+        "mesh": dataclasses.asdict(config.mesh),
         "dtype": config.train.dtype,
+        "kernels": kernels(config),
         "batch": {"sequences": config.data.batch, "tokens": config.data.sequence},
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},

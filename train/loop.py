@@ -10,7 +10,7 @@ import jax
 from rich.console import Console
 
 from configs.schema import Experiment
-from models import init
+from models import init, moe
 from train import directory as run_directory
 from train.checkpoint import Checkpoints
 from train.clock import Clock
@@ -19,10 +19,12 @@ from train.data.corpus import Corpus, read
 from train.guard import EXIT, Signals
 from train.log import Log, spelled
 from train.mesh import join_processes, make_mesh
+from train.optim import numbers
 from train.recorder import Diverged, Recorder
 from train.state import make_plan
 from train.step import make_programs
 from train.summary import summarise
+from train.warm_start import start
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -40,9 +42,10 @@ def run(config: Experiment) -> int:
     directory, continued = run_directory.claim(config)
     with Signals() as signals:
         checkpoints = Checkpoints(directory / "checkpoints", config)
-        done, state = checkpoints.restore(plan.shapes(), console.print) or (0, plan.fresh())
-        run_directory.describe(directory, conditions(config, corpus), done if continued else None)
         programs = make_programs(plan)
+        fresh = lambda: start(plan, programs.fresh(config.train.seed, numbers(config.optim)), probe_batch, console.print)
+        done, state = checkpoints.restore(plan.shapes(), console.print) or (0, fresh())
+        run_directory.describe(directory, conditions(config, corpus), done if continued else None)
         log, clock = Log(directory, config, done if continued else None), Clock(config.data.batch * config.data.sequence)
         step, steps, status = done, config.train.steps, "failed"
         try:
@@ -82,7 +85,7 @@ def run(config: Experiment) -> int:
 
 def conditions(config: Experiment, corpus: Corpus) -> dict[str, Any]:
     """The run's conditions, with the warnings about its config, which are told too."""
-    warnings = [line for line in (init.warning(config.model),) if line]
+    warnings = [line for line in (init.warning(config.model), *moe.warnings(config.model.layers)) if line]
     for line in warnings:
         console.print(f"warning: {line}")
     return run_directory.conditions_here(config, corpus) | {"warnings": warnings}

@@ -13,6 +13,7 @@ from models.init import initialise
 from models.parameters import Row, table
 from models.sharding import parameter_shardings
 from models.transformer import Transformer
+from train.kernels import resolved
 from train.optim import Numbers, make_optimizer, numbers, state_shardings
 
 
@@ -20,13 +21,14 @@ from train.optim import Numbers, make_optimizer, numbers, state_shardings
 @dataclass(frozen=True)
 class State:
     """Arrays, or in their place shapes or shardings: updates tried, parameters by path, optimiser state, the optimiser's numbers (which no
-    step changes), and how many updates were skipped for not being finite."""
+    step changes), how many updates were skipped for not being finite, and the seed (which no step changes)."""
 
     step: Any
     parameters: dict[str, Any]
     optimizer: Any
     numbers: dict[str, Any]
     skipped: Any
+    seed: Any
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,15 @@ class Plan:
 
     def make(self, seed, of: Numbers) -> State:
         parameters = initialise(self.rows, self.config.model, seed)
-        return State(jnp.int32(0), parameters, self.optimizer(of).init(parameters), of, jnp.int32(0))
+        return State(jnp.int32(0), parameters, self.optimizer(of).init(parameters), of, jnp.int32(0), jnp.asarray(seed, jnp.int32))
 
 
 def make_plan(config: Experiment, mesh: jax.sharding.Mesh) -> Plan:
     """The plan of a run on a mesh."""
-    model = Transformer(config.model, operands=config.train.dtype, rows=config.instruments.rows)
+    model = Transformer(resolved(config), operands=config.train.dtype, rows=config.instruments.rows)
     rows = table(model)
     replicated, of_parameters = NamedSharding(mesh, PartitionSpec()), parameter_shardings(rows, mesh)
     shapes, of = {row.path: jax.ShapeDtypeStruct(row.shape, jnp.float32) for row in rows}, numbers(config.optim)
     of_optimizer = state_shardings(make_optimizer(config.optim, config.train.steps, rows, of), shapes, of_parameters, replicated)
-    layout = State(replicated, of_parameters, of_optimizer, dict.fromkeys(of, replicated), replicated)
+    layout = State(replicated, of_parameters, of_optimizer, dict.fromkeys(of, replicated), replicated, replicated)
     return Plan(config, model, rows, mesh, layout)

@@ -18,8 +18,21 @@ def scores(
 
 def visible(rows: Int[Array, "t"], s: int, window: int | None) -> Bool[Array, "t s"]:
     """Whether the query at each position sees the key at each position below s."""
-    distance = rows[:, None] - jnp.arange(s)
+    distance = rows[:, None] - jnp.arange(s, dtype=rows.dtype)
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+
+
+def same_document(segments: Int[Array, "b s"], rows: Int[Array, "t"], keys: int) -> Bool[Array, "b t {keys}"]:
+    """Whether the token at each position is in the document of the token at each position below `keys`."""
+    return segments[:, rows, None] == segments[:, None, :keys]
+
+
+def first_key_mass(q, k, lse: Float[Array, "b t h"], *, scale, softcap, window, segments, offset) -> Float[Array, "b t h"]:
+    """Probability of key 0, from the log-sum-exp: zero where the query does not see it."""
+    rows = offset + jnp.arange(q.shape[1], dtype=jnp.int32)
+    seen = visible(rows, 1, window) if segments is None else visible(rows, 1, window) & same_document(segments, rows, 1)
+    z = scores(q, k[:, :1], scale=scale, softcap=softcap)[..., 0].transpose(0, 3, 1, 2).reshape(lse.shape)
+    return jnp.where(seen, jnp.exp(z - lse), 0.0)
 
 
 def logit_rows(q, k, rows: int, *, scale, softcap, window) -> Float[Array, "b h t s"]:

@@ -1,11 +1,11 @@
-"""Rotary embedding: relative positions, lengths, layouts, the rotating share, stretching."""
+"""Rotary embedding: relative positions, lengths, layouts, the rotating share, positions divided."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs.attention import Rope, RopeScaling
-from models.rope import ROPE_SCALINGS, inverse_frequencies, rotate
+from models.rope import inverse_frequencies, rotate
 from tests.models import reference
 from tests.models.reference import EPS, assert_close, draw
 
@@ -21,8 +21,8 @@ def names(config):
     return f"{config.layout}-{config.fraction}-{config.theta:g}"
 
 
-def vectors(name: str) -> jnp.ndarray:
-    return jnp.asarray(draw(name, 2, T, 3, K))
+def vectors(name: str, k: int = K) -> jnp.ndarray:
+    return jnp.asarray(draw(name, 2, T, 3, k))
 
 
 def positions(start: int = 0) -> jnp.ndarray:
@@ -95,11 +95,6 @@ def test_inverse_frequencies():
     assert factor == 1
     frequencies, _ = inverse_frequencies(Rope(theta=10_000.0, fraction=0.5), 8)
     np.testing.assert_allclose(frequencies, [1, 1e-2], rtol=4 * EPS)
-
-
-def test_scalings_all_told():
-    """Every row of ROPE_SCALINGS has its test here."""
-    assert set(ROPE_SCALINGS) == {"none", "linear"}
 
 
 def test_linear_scaling_divides_positions():

@@ -52,6 +52,7 @@ def test_reach_of_a_window(window, depth):
 @pytest.mark.parametrize("changes", (
     {}, {"rope.layout": "interleaved", "rope.fraction": 0.5}, {"attention.qk_norm.kind": "head"}, {"attention.qk_norm.kind": "l2"},
     {"attention.window": 3, "attention.sinks": True}, {"rope.scaling.kind": "linear", "rope.scaling.factor": 4.0}, {"rope.theta": None},
+    {"rope.scaling.kind": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original": 64}, {"attention.clip": 0.5}, {"context": 16},
 ))
 def test_positions_are_relative(changes):
     """A model knows positions by RoPE alone: starting the count anywhere changes no logit (with a norm before RoPE, too)."""
@@ -67,6 +68,55 @@ def test_positions_matter():
     for theta, moved in ((1e4, True), (None, False)):
         module, _, _ = build(tiny({"rope.theta": theta}))
         assert (np.abs(module(tokens(), positions=3 * jnp.arange(T)).logits - module(tokens()).logits).max() > 1e-3) == moved
+
+
+LEARNED = {"rope.theta": None, "learned_positions": True, "context": 16, "embedding_scale": 3.0}
+WHERE = {"default": None, "from eight": range(8, 16), "backwards": range(7, -1, -1), "one place": (5,) * T}
+
+
+@pytest.mark.parametrize("name", WHERE)
+def test_learned_positions(name):
+    """The stream starts as scale E[token] + P[position], whatever positions are given; what follows is a model without."""
+    module, _, values = build(tiny(LEARNED))
+    where = None if WHERE[name] is None else jnp.asarray(WHERE[name])
+    of_place = values["positions"][jnp.arange(T) if where is None else where]
+    found = module(tokens(), positions=where, taps=Taps(record={"embed": lambda x: x}))
+    assert_close(found.records["embed"], 3 * np.asarray(values["embed"])[np.asarray(tokens())] + np.asarray(of_place), 2)
+    without = parameters.bind(Transformer(tiny(LEARNED | {"learned_positions": False})), values)
+    edit = Taps(edits={"embed": Edit(jnp.asarray(1.0), of_place)})
+    assert_close(found.logits, without(tokens(), taps=edit).logits, roundings(tiny(LEARNED)))
+    assert np.abs(found.logits - without(tokens()).logits).max() > 0.1
+
+
+def test_gradient_of_learned_positions():
+    """Only the positions that were used have a gradient, and it is finite; a place used by all tokens gathers those of all."""
+    module, _, values = build(tiny(LEARNED))
+    weight = jnp.asarray(np.random.default_rng(1).standard_normal((2, T, 32)))
+    loss = lambda positions, where: (weight * parameters.bind(module, values | {"positions": positions})(
+        tokens(), positions=jnp.asarray(where)).logits).sum()
+    gradient = jax.grad(loss)(values["positions"], range(4, 12))
+    assert jnp.isfinite(gradient).all()
+    assert (jnp.abs(gradient).max(-1) > 0).tolist() == [False] * 4 + [True] * T + [False] * 4
+    one_place = jnp.broadcast_to(values["positions"][5], (16, 16))
+    spread, gathered = jax.grad(loss)(one_place, range(T)), jax.grad(loss)(one_place, (5,) * T)
+    assert_close(gathered[5], spread.sum(0), 3 * roundings(tiny(LEARNED)) * weight.size**0.5)
+
+
+def test_a_position_without_a_vector_is_no_number():
+    """Behind the last learned position there is nothing: the logits there are nan, not those of another place."""
+    logits = build(tiny(LEARNED))[0](tokens(), positions=jnp.arange(9, 17)).logits
+    assert jnp.isnan(logits[:, -1]).all()
+
+
+@pytest.mark.parametrize("compiled", (False, True))
+def test_context(compiled):
+    """Learned positions refuse a sequence that is longer than they are, compiled or not; without them a model takes any."""
+    call = lambda module: (jax.jit(lambda tokens: module(tokens).logits) if compiled else lambda tokens: module(tokens).logits)(tokens())
+    with pytest.raises(ValueError, match=f"{T} tokens .* learned positions, {T - 1}") as caught:
+        call(build(tiny(LEARNED | {"context": T - 1}))[0])
+    assert "\n" not in str(caught.value)
+    assert jnp.isfinite(call(build(tiny(LEARNED | {"context": T}))[0])).all()
+    np.testing.assert_array_equal(*(call(build(tiny({"context": context}))[0]) for context in (T - 1, None)))
 
 
 def test_tied_head():

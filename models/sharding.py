@@ -1,5 +1,7 @@
 """Logical axes to mesh axes: one table for parameters and activations."""
 
+import math
+
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -12,9 +14,10 @@ AXES: dict[str | None, str | tuple[str, ...] | None] = {
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
-    "experts": None,
+    "experts": "expert",
     # activations, by their letter
-    "b": ("data", "fsdp"),
+    "b": ("data", "fsdp", "expert"),
+    "group": ("data", "fsdp"),  # the sequences of a batch inside a mixture, where the devices of an expert axis have the same tokens
     "h": "tensor",
     "g": "tensor",
     "f": "tensor",
@@ -26,16 +29,14 @@ AXES: dict[str | None, str | tuple[str, ...] | None] = {
 def partition(axes, shape, mesh) -> PartitionSpec:
     """The PartitionSpec of an array with these logical axes and shape on a mesh."""
 
-    def along(axis, size):
-        names = AXES.get(axis)
-        if names is None:
-            return None
-        shares = 1
-        for name in (names,) if isinstance(names, str) else names:
-            shares *= mesh.shape[name]
-        return names if size % shares == 0 else None
-
+    along = lambda axis, size: AXES.get(axis) if size % shares(axis, mesh) == 0 else None
     return PartitionSpec(*(along(axis, size) for axis, size in zip(axes, shape, strict=True)))
+
+
+def shares(axis: str | None, mesh) -> int:
+    """The number of parts into which a logical axis is cut on a mesh."""
+    names = AXES.get(axis) or ()
+    return math.prod(mesh.shape[name] for name in ((names,) if isinstance(names, str) else names))
 
 
 def parameter_shardings(rows: list[Row], mesh) -> dict[str, NamedSharding]:

@@ -2,22 +2,24 @@
 
 Equal repeats of a unit of layers form a segment; its parameters are stored stacked over the repeats, and it runs as one
 `jax.lax.scan` or unrolled, with the same numbers. So compile time does not grow with depth, and checkpoints do not depend on the
-choice. What differs from layer to layer (residual factors, edits, probes) enters the scan as an input.
+choice. What differs from layer to layer (residual factors, edits, probes, keys) enters the scan as an input.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from configs.model import Layer as LayerConfig
 from configs.model import Model
 from models.attention import Attention
 from models.mlp import Mlp
 from models.moe import Moe
+from models.moe.balance import Routing
 from models.norms import PLACEMENTS, Factors, Residual, factors, slots
 from models.precision import Operands
 from models.taps import Tap, Taps
@@ -44,15 +46,20 @@ class Layer(nnx.Module):
         self.mlp_residual = Residual(config.norm, mlp_slots, width)
         self.mlp = Mlp(config.mlp, width, operands) if config.moe.experts is None else Moe(config, width, operands)
 
-    def __call__(self, x: Float[Array, "b t d"], positions: Int[Array, "t"], scale: Factors, tap: Tap) -> Float[Array, "b t d"]:
+    def __call__(
+        self, x: Float[Array, "b t d"], positions: Int[Array, "t"], scale: Factors, tap: Tap, counted: Bool[Array, "b t"] | None = None,
+        key: Array | None = None,
+    ) -> tuple[Float[Array, "b t d"], Routing | None]:
+        """The stream after the layer, and of a mixture its routing."""
         x = tap("resid.pre", x)
         z = self.attention_residual.enter(x, scale)
         y = tap("attn.out", self.attention(tap("attn.in", z), positions, tap))
         x = tap("resid.mid", self.attention_residual.leave(x, y, scale))
         z = z if self.parallel else self.mlp_residual.enter(x, scale)
-        y = tap("mlp.out", self.mlp(tap("mlp.in", z), tap))
+        z = tap("mlp.in", z)
+        y, routing = self.mlp(z, tap, counted=counted, key=key) if isinstance(self.mlp, Moe) else (self.mlp(z, tap), None)
         scale = scale._replace(alpha=1.0) if self.parallel else scale
-        return tap("resid.post", self.mlp_residual.leave(x, y, scale))
+        return tap("resid.post", self.mlp_residual.leave(x, tap("mlp.out", y), scale)), routing
 
 
 class Segment(nnx.Module):
@@ -72,29 +79,29 @@ class Segment(nnx.Module):
     def layers(self) -> range:
         return range(self.start, self.start + self.repeats * len(self.unit))
 
-    def __call__(self, x, positions, scale: Factors, taps: Taps, inputs: dict, remat: str):
-        """The stream after the segment, and for each layer of the unit its records, stacked over the repeats."""
+    def __call__(self, x, positions, scale: Factors, taps: Taps, inputs: dict, counted, keys, remat: str):
+        """The stream after the segment, and for each layer of the unit its records and its routing, stacked over the repeats."""
 
         def body(x, slices):
-            unit, scale, inputs = slices
+            unit, scale, inputs, keys = slices
             found = []
             for index, layer in enumerate(unit):
                 of_layer = lambda tree, index=index: jax.tree.map(lambda leaf: leaf[index], tree)
                 tap = Tap(taps, of_layer(inputs))
-                x = layer(x, positions, of_layer(scale), tap)
-                found.append(tap.records)
+                x, routing = layer(x, positions, of_layer(scale), tap, counted, of_layer(keys))
+                found.append((tap.records, routing))
             return x, found
 
         body = REMATS[remat](body)
         mine = slice(self.layers.start, self.layers.stop)
         by_repeat = lambda leaf: leaf[mine].reshape(self.repeats, len(self.unit), *leaf.shape[1:])
-        slices = (self.unit, *jax.tree.map(by_repeat, (scale, inputs)))
+        slices = (self.unit, *jax.tree.map(by_repeat, (scale, inputs, keys)))
         if not self.unroll:
             return jax.lax.scan(body, x, slices)
         found = []
         for repeat in range(self.repeats):
-            x, records = body(x, jax.tree.map(lambda leaf, repeat=repeat: leaf[repeat], slices))
-            found.append(records)
+            x, of_repeat = body(x, jax.tree.map(lambda leaf, repeat=repeat: leaf[repeat], slices))
+            found.append(of_repeat)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
 
 
@@ -108,19 +115,24 @@ class Stack(nnx.Module):
         )
         self.factors = Factors(*zip(*(factors(layer.norm, index, len(layers)) for index, layer in enumerate(layers)), strict=True))
 
-    def __call__(self, x: Float[Array, "b t d"], positions: Int[Array, "t"], taps: Taps, remat: str):
-        """The stream after the last layer, and the records of each site in layer order."""
+    def __call__(self, x: Float[Array, "b t d"], positions: Int[Array, "t"], taps: Taps, counted, key: Array | None, remat: str):
+        """The stream after the last layer, the records of each site in layer order, and the routing of each layer."""
         parts: dict[str, list] = {}
         inputs, depth = taps.inputs(), len(self.factors.gain)
+        routings: list[Routing | None] = [None] * depth
         if any(leaf.shape[:1] != (depth,) for leaf in jax.tree.leaves(inputs)):
             raise ValueError(f"edits and probes at the sites of the layers need a leading axis of {depth} layers")
         scale = Factors(*(jnp.asarray(factor, x.dtype) for factor in self.factors))
+        keys = None if key is None else jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(depth))
         for segment in self.segments:
-            x, found = segment(x, positions, scale, taps, inputs, remat)
-            for index, records in enumerate(found):
+            x, found = segment(x, positions, scale, taps, inputs, counted, keys, remat)
+            for index, (records, routing) in enumerate(found):
+                layers = segment.layers[index :: len(segment.unit)]
                 for site, value in records.items():
-                    parts.setdefault(site, []).append((segment.layers[index :: len(segment.unit)], value))
-        return x, {site: in_layer_order(of_site, len(self.factors.gain)) for site, of_site in parts.items()}
+                    parts.setdefault(site, []).append((layers, value))
+                for repeat, layer in enumerate(layers):
+                    routings[layer] = jax.tree.map(lambda leaf, repeat=repeat: leaf[repeat], routing)
+        return x, {site: in_layer_order(of_site, depth) for site, of_site in parts.items()}, routings
 
 
 def segments(layers: Sequence[LayerConfig]) -> list[tuple[int, int, int]]:

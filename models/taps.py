@@ -48,7 +48,12 @@ SITES: dict[str, Site] = {
     "mlp.in": Site("b t d", "what the MLP reads: gain in(x)"),
     "mlp.hidden": Site("b t f", "hidden units after activation and gate; in a mixture those of its shared experts"),
     "router.logits": Site("b t e", "router logits of a mixture", mixture=True),
-    "router.weights": Site("b t e", "weight of each expert in a mixture, zero where not chosen", mixture=True),
+    "router.probabilities": Site("b t e", "scores of the experts divided by their sum", statistic=True, mixture=True),
+    "router.weights": Site("b t e", "weight of each expert in a mixture, zero where not chosen; dispatch dense alone sends a token to "
+                           "experts that an edit adds", mixture=True),
+    "router.balance": Site("", "balance loss, 1 for an even load", statistic=True, mixture=True),
+    "router.load": Site("e", "assignments of counted tokens to each expert", statistic=True, mixture=True),
+    "router.dropped": Site("", "share of the assignments that found no slot", statistic=True, mixture=True),
     "mlp.out": Site("b t d", "output of the MLP branch, before its norm"),
     "resid.post": Site("b t d", "residual stream leaving the layer"),
     "resid.final": Site("b t d", "what the output head reads", layered=False),

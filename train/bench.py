@@ -15,6 +15,7 @@ import numpy as np
 from configs.knobs import replace
 from configs.schema import Experiment
 from models.parameters import flops_per_token
+from train.bench_mixture import bench_mixture
 from train.data.batches import training_batches
 from train.data.corpus import read
 from train.directory import conditions_here
@@ -34,7 +35,8 @@ def bench(config: Experiment) -> dict[str, Any]:
     """Measures a config in one process; seconds per step, tokens per second, bytes, floating-point operations per second.
 
     Every step is timed to the end of the device's work and the writing of its metrics. `loud_over_quiet` is the ratio within a pair;
-    telemetry_percent = 100 (median ratio - 1) / instruments.every, the cost of the panel at its interval.
+    telemetry_percent = 100 (median ratio - 1) / instruments.every, the cost of the panel at its interval. `mixture`: see
+    `train.bench_mixture`.
     """
     every = config.instruments.every
     config = replace(config, {"instruments.every": 2, "instruments.probe_every": None})
@@ -76,6 +78,7 @@ def bench(config: Experiment) -> dict[str, Any]:
         "model_flops_per_token": flops,
         "matmul_gflops": digits(rate / 1e9),
         "fraction_of_matmul": digits(flops * tokens / np.median(quiet) / rate),
+        "mixture": bench_mixture(config, corpus),
     }
 
 

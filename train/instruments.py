@@ -1,7 +1,7 @@
 """The stability panel: which reducer sits at which site, and what is published from it.
 
 A published key without a slash is a statistic per layer ("attention_entropy": [layers]), one with a slash a single number
-("train/loss"). `.heads` values are per layer and head.
+("train/loss"). `.heads` and `.experts` values are per layer and head or expert.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from models.parameters import Row
 from models.taps import SITES, Probe, Taps
-from train.metrics import Last, Max, Mean, Rms, is_metric
+from train.metrics import Last, Max, Mean, Rms
 
 Published = dict[str, Any]
 
@@ -44,8 +44,32 @@ def norm_of_vectors(x: Float[Array, "b t h k"]) -> Mean:
     return Mean.of(jnp.linalg.norm(x.astype(jnp.float32), axis=-1), axis=(0, 1))
 
 
-def log_z(x: Float[Array, "b t v"]) -> Mean:
+def log_z(x: Float[Array, "b t c"]) -> Mean:
     return Mean.of(jax.nn.logsumexp(x, axis=-1))
+
+
+def entropy(p: Float[Array, "b t e"]) -> Mean:
+    return Mean.of(-jax.scipy.special.xlogy(p, p).sum(-1))
+
+
+def shares(load: Float[Array, "e"]) -> Mean:
+    """The share of the assignments that each expert gets: parts of a batch merge by their counts."""
+    return Mean(load, jnp.full_like(load, load.sum()))
+
+
+def gini(share: Float[Array, "... e"]) -> Float[Array, "..."]:
+    """sum_ij |share[i] - share[j]| / (2 e): 0 for an even load, 1 - 1/e where one expert has all."""
+    e = share.shape[-1]
+    return (jnp.sort(share, axis=-1) * (2 * jnp.arange(1, e + 1) - e - 1)).sum(-1) / e
+
+
+LOAD = {
+    "_load.experts": lambda share: share,
+    "_max_vio": lambda share: share.shape[-1] * share.max(-1) - 1,  # Wang et al. 2024, arXiv 2408.15664, section 4.1
+    "_gini": gini,
+    "_unused": lambda share: (share == 0).sum(-1),
+}
+"""Of a mixture's load: each expert's share, the largest over the mean minus one, the Gini coefficient, experts without a token."""
 
 
 STREAM = ("resid.pre", "attn.in", "attn.out", "resid.mid", "mlp.in", "mlp.out", "resid.post")
@@ -64,6 +88,12 @@ PANEL: tuple[Instrument, ...] = (
     Instrument("query_norm", "attn.q", norm_of_vectors, WORST_IS_HIGH),
     Instrument("key_norm", "attn.k", norm_of_vectors, WORST_IS_HIGH),
     Instrument("query_key_cosine", "attn.cosine", over_heads(Mean), WORST_IS_HIGH),
+    Instrument("router", "router.load", shares, LOAD),
+    Instrument("router_balance", "router.balance", Mean.of, PLAIN),
+    Instrument("router_dropped", "router.dropped", Mean.of, PLAIN),
+    Instrument("router_entropy", "router.probabilities", entropy, PLAIN),
+    Instrument("router_logit_max", "router.logits", Max.of, PLAIN),
+    Instrument("router_logit_lse", "router.logits", log_z, PLAIN),
     Instrument("logits/log_z", "logits", log_z, PLAIN),
     Instrument("logits/mean", "logits", Mean.of, PLAIN),
 )
@@ -130,17 +160,13 @@ def by_layer(function: Callable, found):
     return [None if x is None else function(x) for x in found] if isinstance(found, list) else function(found)
 
 
-def collapse(records):
-    """The records of several parts of a batch, stacked along the first axis, merged into one."""
-    return jax.tree.map(lambda metric: metric.collapse(), records, is_leaf=is_metric)
-
-
 STATISTIC_GROUPS = {"attention": "attention", "bias": "attention", "sinks": "attention", "norm": "norm", "qk_norm": "norm"}
 
 
 def parameter_statistics(rows: list[Row], depth: int, trees: Mapping[str, Mapping[str, Array]]) -> Published:
     """Gradient norm, parameter RMS, update RMS and their ratio per layer: of attention, MLP and norm parameters and in all; and of the
-    embedding, head and final norm. `trees` holds "grad", and optionally "param" and "update", each by path."""
+    embedding, head and final norm; and the gradient norm of each expert. `trees` holds "grad", and optionally "param" and "update", each
+    by path."""
     squares = {name: {row.path: row_squares(row, tree[row.path]) for row in rows} for name, tree in trees.items()}
     published: Published = {}
     for group in ("", "attention", "mlp", "norm"):
@@ -160,7 +186,20 @@ def parameter_statistics(rows: list[Row], depth: int, trees: Mapping[str, Mappin
         totals = {name: sum(of[row.path] for row in members) for name, of in squares.items()}
         found = statistics(totals, sum(row.size for row in members))
         published |= {f"{'final_norm' if group == 'norm' else group}/{name}": value for name, value in found.items()}
-    return published
+    return published | expert_statistics(rows, depth, trees["grad"])
+
+
+def expert_statistics(rows: list[Row], depth: int, gradient: Mapping[str, Array]) -> Published:
+    """The gradient norm of each expert's own weights and biases, and the largest of a layer; nothing where no layer is a mixture."""
+    squares: list[Array | None] = [None] * depth
+    for row in rows:
+        if "experts" in row.axes:
+            of_row = jnp.square(gradient[row.path].astype(jnp.float32)).reshape(*row.shape[:2], -1).sum(-1)
+            for index, layer in enumerate(row.layers):
+                squares[layer] = of_row[index] if squares[layer] is None else squares[layer] + of_row[index]
+    if not any(x is not None for x in squares):
+        return {}
+    return {"grad_norm.experts": by_layer(jnp.sqrt, squares), "grad_norm.worst_expert": by_layer(lambda x: jnp.sqrt(x.max()), squares)}
 
 
 def statistic_group(row: Row) -> str:
@@ -188,22 +227,27 @@ def statistics(totals: Mapping[str, Array], size) -> Published:
     return found
 
 
+EACH = (".heads", ".experts")
+"""Ends of the keys whose values are per head or expert: for metrics.jsonl alone, however many there are."""
+
+
 def headline(values: Mapping[str, Any]) -> dict[str, float]:
     """The worst layer of each statistic, as "worst/<statistic>": the lowest of entropies, the highest of all others."""
     found = {}
     for key, value in values.items():
-        if isinstance(value, list) and not key.endswith((".heads", HISTOGRAM)):
+        if isinstance(value, list) and not key.endswith((*EACH, HISTOGRAM)):
             present = [x for x in value if x is not None]
             if present:
                 found[f"worst/{key}"] = float((np.min if "entropy" in key else np.max)(present))
     return found
 
 
-def known_keys() -> list[str]:
-    """Every per-layer statistic that the panels may publish and TensorBoard draws, for the layout of its charts."""
-    drawn = [row for row in PROBE_PANEL if SITES[row.site].layered and row.tag != HISTOGRAM]
-    of_panel = [row.tag + suffix for row in drawn for suffix in row.publish if suffix != ".heads"]
+def known_keys(mixture: bool = False) -> list[str]:
+    """Every per-layer statistic that the panels may publish and TensorBoard draws, for the layout of its charts; `mixture`: those of
+    mixtures of experts too."""
+    drawn = [row for row in PROBE_PANEL if SITES[row.site].layered and row.tag != HISTOGRAM and (mixture or not SITES[row.site].mixture)]
+    of_panel = [row.tag + suffix for row in drawn for suffix in row.publish if not suffix.endswith(EACH)]
     of_gradients = [f"activation_grad_rms.{site}" for site in GRADIENT_SITES]
     of_parameters = [f"{name}{group}" for name in ("grad_norm", "param_rms", "update_rms", "update_ratio")
                      for group in ("", ".attention", ".mlp", ".norm")]
-    return of_parameters + of_gradients + of_panel
+    return of_parameters + ["grad_norm.worst_expert"] * mixture + of_gradients + of_panel

@@ -36,6 +36,7 @@ HEADLINE = ("eval/loss", "train/loss", "worst/attention_logit_max", "worst/grad_
 CHARTS: dict[str, str] = {
     "gradients": r"(grad_norm|activation_grad_rms)",
     "attention": r"(attention|query|key)",
+    "router": r"router",
     "activations": r"activation_(rms|max)",
     "parameters and updates": r"(param_rms|update)",
 }
@@ -84,7 +85,8 @@ class Log:
         self.event(0, summary=hparams.hparams_config_pb([hparams.HParam(knob) for knob in knobs], metrics))
         self.event(0, summary=hparams.hparams_pb(knobs, trial_id=config.run.name))
         plugin = SummaryMetadata.PluginData(plugin_name=custom_scalars.PLUGIN_NAME)
-        self.put(custom_scalars.CONFIG_SUMMARY_TAG, string(layout().SerializeToString()), SummaryMetadata(plugin_data=plugin))
+        charts = string(layout(config.model.mixture).SerializeToString())
+        self.put(custom_scalars.CONFIG_SUMMARY_TAG, charts, SummaryMetadata(plugin_data=plugin))
 
     def put(self, tag: str, tensor: TensorProto, metadata: SummaryMetadata) -> None:
         self.event(0, summary=Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=metadata)]))
@@ -137,15 +139,16 @@ def histogram_value(tag: str, found: Mapping[str, Any]) -> Summary.Value:
     return Summary.Value(tag=tag, tensor=table, metadata=histograms.create_summary_metadata(tag, ""))
 
 
-def layout() -> layout_pb2.Layout:
-    """The custom-scalars page: a chart per statistic with a line per layer."""
+def layout(mixture: bool) -> layout_pb2.Layout:
+    """The custom-scalars page: a chart per statistic with a line per layer; `mixture`: those of mixtures of experts too."""
     categories = []
     for prefix, title in (("", ""), ("probe.", "probe batch: ")):
         for name, pattern in CHARTS.items():
-            keys = [prefix + key for key in known_keys() if re.match(pattern, key)]
+            keys = [prefix + key for key in known_keys(mixture) if re.match(pattern, key)]
             lines = lambda key: layout_pb2.MultilineChartContent(tag=[rf"^{re.escape(key)}/layer_\d+$"])
             charts = [layout_pb2.Chart(title=key, multiline=lines(key)) for key in keys]
-            categories.append(layout_pb2.Category(title=title + name, chart=charts, closed=bool(prefix)))
+            if charts:
+                categories.append(layout_pb2.Category(title=title + name, chart=charts, closed=bool(prefix)))
     return layout_pb2.Layout(category=categories)
 
 

@@ -1,5 +1,7 @@
 """Processes and the mesh of devices."""
 
+import dataclasses
+import math
 import os
 
 import jax
@@ -17,11 +19,10 @@ def join_processes() -> None:
 
 
 def make_mesh(config: Mesh) -> jax.sharding.Mesh:
-    """The mesh (data, fsdp, tensor) on the first devices. Raises UserError where there are fewer devices than it needs."""
-    shape = (config.data, config.fsdp, config.tensor)
-    devices = jax.devices()
-    size = config.data * config.fsdp * config.tensor
+    """The mesh (data, fsdp, tensor, expert) on the first devices. Raises UserError where there are fewer devices than it needs."""
+    axes = dataclasses.asdict(config)
+    devices, size = jax.devices(), math.prod(axes.values())
     if size > len(devices):
         here = f"{len(devices)} {devices[0].platform} device(s)"
-        raise UserError(f"mesh.data x mesh.fsdp x mesh.tensor = {size}: larger than the {here} here")
-    return jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3, devices=devices[:size])
+        raise UserError(f"{' x '.join(f'mesh.{axis}' for axis in axes)} = {size}: larger than the {here} here")
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes), devices=devices[:size])

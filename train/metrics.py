@@ -87,6 +87,11 @@ def is_metric(x) -> bool:
     return isinstance(x, (Mean, Max, Last))
 
 
+def collapse(records):
+    """The records of several parts of a batch, stacked along the first axis, merged into one."""
+    return jax.tree.map(lambda metric: metric.collapse(), records, is_leaf=is_metric)
+
+
 def spike_score(series: np.ndarray, sigmas: float = 7.0, window: int = 1000, least: int = 20) -> float:
     """Percent of values that lie at least `sigmas` standard deviations above the mean of the (up to) `window` values before them.
 

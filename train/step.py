@@ -2,6 +2,7 @@
 
 import functools
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,55 +15,83 @@ from jaxtyping import Array, Int
 
 from configs.knobs import flatten, replace
 from configs.schema import Experiment
+from models.moe.balance import Routing, bias_update
 from models.parameters import bind
+from models.transformer import NOTHING
 from train import instruments
 from train.data.batches import BATCH
+from train.data.corpus import SEPARATOR
 from train.instruments import PANEL, PROBE_PANEL, Instrument, Published
-from train.loss import Loss, next_token_loss
+from train.loss import Loss, loss_in_parts, routing_loss
 from train.mesh import make_mesh
+from train.metrics import collapse
 from train.optim import NUMBERS, share_of_peak
 from train.state import Plan, State, make_plan
 
 
-def gradients(plan: Plan, panel: tuple[Instrument, ...], parameters, tokens: Int[Array, "b t"], accumulate: int = 1):
-    """Loss, gradient by path, and what the panel published, of a batch cut into `accumulate` parts taken one after the other."""
+def gradients(
+    plan: Plan, panel: tuple[Instrument, ...], parameters, tokens: Int[Array, "b t"], accumulate: int = 1, key: Array | None = None
+):
+    """Loss, gradient by path, what the panel published, and the routing of each layer, of a batch cut into `accumulate` parts taken one
+    after the other, each with its own noise where there is a key. The byte between two documents does not count in the routing."""
     config = plan.config
     carriers = instruments.carriers(panel, config.model.depth)
 
-    def loss_of(parameters, carriers, tokens):
-        taps = instruments.request(panel, carriers)
-        output = bind(plan.model, parameters)(tokens[:, :-1], taps=taps, remat=config.train.remat)
-        loss = next_token_loss(output.logits, tokens[:, 1:], config.train.z_loss)
-        return loss.total / accumulate, (loss, output.records)
+    def loss_of(parameters, carriers, tokens, key):
+        taps, inputs, model = instruments.request(panel, carriers), tokens[:, :-1], bind(plan.model, parameters)
+        stream = model.stream(inputs, taps=taps, counted=inputs != SEPARATOR[0], key=key, remat=config.train.remat)
+        loss, of_logits = loss_in_parts(model, stream.final, tokens[:, 1:], config.train.z_loss, taps)
+        loss = loss._replace(total=loss.total + routing_loss(config.model.layers, stream.routing))
+        return loss.total / accumulate, (loss, stream.records | of_logits, stream.routing)
 
     differentiate = jax.grad(loss_of, argnums=(0, 1), has_aux=True)
     if accumulate == 1:
-        found, (loss, records) = differentiate(parameters, carriers, tokens)
+        found, (loss, records, routing) = differentiate(parameters, carriers, tokens, key)
     else:
 
-        def part(total, tokens):
-            found, aux = differentiate(parameters, carriers, tokens)
+        def part(total, of_part):
+            found, aux = differentiate(parameters, carriers, *of_part)
             return jax.tree.map(jnp.add, total, found), aux
 
         parts = tokens.reshape(-1, accumulate, tokens.shape[1]).swapaxes(0, 1)
-        found, (losses, records) = jax.lax.scan(part, jax.tree.map(jnp.zeros_like, (parameters, carriers)), parts)
-        loss, records = Loss(*(x.mean() for x in losses)), instruments.collapse(records)
+        keys = None if key is None else jax.random.split(key, accumulate)
+        found, (losses, records, routing) = jax.lax.scan(part, jax.tree.map(jnp.zeros_like, (parameters, carriers)), (parts, keys))
+        loss, records = Loss(*(x.mean() for x in losses)), collapse(records)
+        routing = [None if of is None else Routing(of.balance.mean(), of.squared_lse.mean(), of.load.sum(0)) for of in routing]
     of_parameters, square_sums = found
     activations = tokens.shape[0] * (tokens.shape[1] - 1) * config.model.width
-    return loss, of_parameters, instruments.publish(panel, records, square_sums, activations)
+    return loss, of_parameters, instruments.publish(panel, records, square_sums, activations), routing
+
+
+def noise_key(seed: Int[Array, ""], step: Int[Array, ""]) -> Array:
+    """The key of a step's noise: a function of the seed and the step alone, so that a resumed run draws what it would have drawn."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), zlib.crc32(b"noise")), step)
+
+
+def bias_updates(plan: Plan, routing: list[Routing | None]) -> dict[str, Array]:
+    """The updates of the selection biases, by path: `models.moe.balance.bias_update` of the whole batch's load, or zero without a rate.
+
+    They take the place of the optimiser's, whose gradient is zero: a selection bias is neither trained nor decayed.
+    """
+    layers = plan.config.model.layers
+    of_layer = lambda layer: bias_update(routing[layer].load, layers[layer].moe.bias_rate or 0.0)
+    return {row.path: jnp.stack([of_layer(layer) for layer in row.layers]) for row in plan.rows if row.role == "moe.selection.bias"}
 
 
 def make_step(plan: Plan, loud: bool) -> Callable[[State, Int[Array, "b t"]], tuple[State, Published]]:
     """The training step, compiled with the plan's layout; the state is donated. A loud one also publishes the panel.
 
-    Both publish train/loss (cross entropy, nats per token), train/z_loss, train/grad_norm (before clipping), train/learning_rate and
-    train/skipped. Where train.on_nonfinite is "skip", a step whose loss or gradient is not finite changes nothing but its count.
+    Both publish train/loss (cross entropy, nats per token), train/z_loss, train/router_loss (of mixtures, weighted; the three together
+    are what is minimised), train/grad_norm (before clipping), train/learning_rate and train/skipped. Where train.on_nonfinite is "skip",
+    a step whose loss or gradient is not finite changes nothing but its count.
     """
     config, panel = plan.config, PANEL if loud else ()
 
     def step(state: State, tokens: Int[Array, "b t"]) -> tuple[State, Published]:
-        loss, of_parameters, published = gradients(plan, panel, state.parameters, tokens, config.train.accumulate)
+        key = noise_key(state.seed, state.step)
+        loss, of_parameters, published, routing = gradients(plan, panel, state.parameters, tokens, config.train.accumulate, key)
         updates, optimizer = plan.optimizer(state.numbers).update(of_parameters, state.optimizer, state.parameters)
+        updates = updates | bias_updates(plan, routing)
         grad_norm, share = optax.tree.norm(of_parameters), share_of_peak(config.optim, config.train.steps, state.numbers)
         skipped = state.skipped
         new = optax.apply_updates(state.parameters, updates), optimizer
@@ -77,10 +106,12 @@ def make_step(plan: Plan, loud: bool) -> Callable[[State, Int[Array, "b t"]], tu
             "train/learning_rate": state.numbers["learning_rate"] * share(state.step - state.skipped),
             "train/skipped": skipped,
         }
+        if config.model.mixture:
+            published["train/router_loss"] = routing_loss(config.model.layers, routing)
         if loud:
             trees = {"grad": of_parameters, "param": state.parameters, "update": updates}
             published |= instruments.parameter_statistics(plan.rows, config.model.depth, trees)
-        return State(state.step + 1, *new, state.numbers, skipped), published
+        return State(state.step + 1, *new, state.numbers, skipped, state.seed), published
 
     return compile_on(plan, step, (plan.shardings, NamedSharding(plan.mesh, BATCH)), (plan.shardings, None), donate=(0,))
 
@@ -89,7 +120,7 @@ def make_probe(plan: Plan) -> Callable[[State, Int[Array, "b t"]], Published]:
     """The panel of a batch at the present parameters, gradients and logit quantiles with it, keys prefixed with "probe."."""
 
     def probe(parameters, tokens: Int[Array, "b t"]) -> Published:
-        loss, of_parameters, published = gradients(plan, PROBE_PANEL, parameters, tokens)
+        loss, of_parameters, published, _ = gradients(plan, PROBE_PANEL, parameters, tokens)
         published |= instruments.parameter_statistics(plan.rows, plan.config.model.depth, {"grad": of_parameters})
         return {f"probe.{key}": value for key, value in (published | {"train/loss": loss.cross_entropy}).items()}
 
@@ -100,8 +131,8 @@ def make_evaluation(plan: Plan) -> Callable[[Any, Int[Array, "b t"]], Array]:
     """Mean cross entropy of a batch at the present parameters, nats per token."""
 
     def evaluate(parameters, tokens: Int[Array, "b t"]):
-        output = bind(plan.model, parameters)(tokens[:, :-1], remat="none")
-        return next_token_loss(output.logits, tokens[:, 1:]).cross_entropy
+        model = bind(plan.model, parameters)
+        return loss_in_parts(model, model.stream(tokens[:, :-1]).final, tokens[:, 1:], 0.0, NOTHING)[0].cross_entropy
 
     return compile_on(plan, evaluate, (plan.shardings.parameters, NamedSharding(plan.mesh, BATCH)), None)
 
@@ -121,8 +152,10 @@ def compile_on(plan: Plan, function, inputs, outputs, donate=()):
 
 @dataclass(frozen=True)
 class Programs:
-    """The compiled programs of a run; what its config never calls is None. `seconds`: what compiling each took."""
+    """The compiled programs of a run; what its config never calls is None. `fresh` makes the state before the first step, from a seed and
+    the optimiser's numbers; `seconds`: what compiling each of the others took."""
 
+    fresh: Callable[..., State]
     quiet: Callable | None
     loud: Callable | None
     probe: Callable | None
@@ -139,7 +172,7 @@ def structure(config: Experiment) -> Experiment:
     """The config without what the programs do not depend on: the optimiser's numbers, the seed, the run's name and intervals."""
     default = Experiment()
     knobs = [f"optim.{knob}" for knob in NUMBERS if getattr(config.optim, knob) is not None]
-    knobs += ["train.seed", *(knob for knob in flatten(config) if knob.startswith(("run.", "checkpoint.", "eval.")))]
+    knobs += ["train.seed", "init.from", *(knob for knob in flatten(config) if knob.startswith(("run.", "checkpoint.", "eval.")))]
     return replace(config, {knob: flatten(default)[knob] for knob in knobs if knob != "optim.warmup"} | {"optim.warmup": 0})
 
 
@@ -164,4 +197,5 @@ def programs_of(config: Experiment) -> Programs:
     probe = None if instruments.probe_every is None else compiled("probe", make_probe(plan), *of_probe)
     of_batch = compiled("evaluate", make_evaluation(plan), state.parameters, batch)
     mean = jax.jit(lambda losses: jnp.mean(jnp.stack(losses)))
-    return Programs(quiet, loud, probe, lambda parameters, batches: mean([of_batch(parameters, part) for part in batches]), seconds)
+    fresh = jax.jit(plan.make, out_shardings=plan.shardings)
+    return Programs(fresh, quiet, loud, probe, lambda parameters, batches: mean([of_batch(parameters, part) for part in batches]), seconds)

@@ -5,7 +5,7 @@ Claim:   post-norm and DeepNorm fail from 250 million parameters on, pre-norm wo
          1410, DeepNorm 22.8, pre 21.9, LayerNorm Scaling 20.4); Sun et al. 2025, arXiv 2502.05795, table 1. DeepNorm bounds the update at
          1,000 layers; Wang et al. 2022, arXiv 2203.00555.
 Command: python -m scripts.ablate placement_at_depth, then python -m scripts.report runs/placement_at_depth
-Expect:  eight minutes on two cores. Post-norm stays at the unigram entropy; the stream's RMS in LayerNorm Scaling grows least among the
+Expect:  six minutes on two cores. Post-norm stays at the unigram entropy; the stream's RMS in LayerNorm Scaling grows least among the
          placements that normalise before the branch.
 """
 
@@ -22,7 +22,7 @@ def base():
         "model.embedding_scale": 10.0,  # 1 / std of the embedding: tokens enter at RMS 1
         "model.init.kind": "auto",  # the init is a part of the placement: pre has scaled, DeepNorm its own, LayerNorm Scaling plain normal
         "data.batch": 8,
-        "train.steps": 150,
+        "train.steps": 100,
         "eval.batches": 16,
         "checkpoint.every": None,
     })

@@ -17,7 +17,7 @@ BATCH = 4
 
 @pytest.fixture(scope="module")
 def mesh():
-    return jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    return jax.make_mesh((2, 2, 2, 1), ("data", "fsdp", "tensor", "expert"), axis_types=(jax.sharding.AxisType.Auto,) * 4)
 
 
 def program(module):
@@ -74,7 +74,7 @@ def test_parameters_lie_in_parts(kv_heads, kv_share, mesh):
 def test_what_does_not_divide_is_replicated(mesh):
     """An odd vocabulary or batch is kept whole on every device; unnamed axes always are."""
     assert partition(("vocab", "embed"), (31, 16), mesh) == PartitionSpec(None, "fsdp")
-    assert partition(("b", "t", "v"), (8, 8, 32), mesh) == PartitionSpec(("data", "fsdp"), None, "tensor")
+    assert partition(("b", "t", "v"), (8, 8, 32), mesh) == PartitionSpec(("data", "fsdp", "expert"), None, "tensor")
     assert partition(("b", "t", "v"), (6, 8, 32), mesh) == PartitionSpec(None, None, "tensor")
     assert partition(("layers", None), (4, 4), mesh) == PartitionSpec(None, None)
 

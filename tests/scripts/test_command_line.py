@@ -178,7 +178,8 @@ def test_every_script_tells_mistakes_so(module, capsys, monkeypatch):
 PROCESS = {
     "no name": ((), "NAME_OR_PATH"),
     "an impossible combination": (("tiny", "--optim.warmup", "500"), "optim.warmup = 500"),
-    "a mesh larger than the devices": (("tiny", "--mesh.data", "2", "--run.root", "{}"), "mesh.data x mesh.fsdp x mesh.tensor = 2"),
+    "a mesh larger than the devices": (("tiny", "--mesh.data", "2", "--run.root", "{}"),
+                                       "mesh.data x mesh.fsdp x mesh.tensor x mesh.expert = 2"),
     "a missing corpus": (("tiny", "--data.source", "{}/nowhere", "--run.root", "{}"), "nowhere"),
     "bytes beyond the vocabulary": (("tiny", "--data.source", "{}/text.txt", "--model.vocab", "128", "--run.root", "{}"), "model.vocab"),
 }

@@ -71,5 +71,5 @@ def test_each_axis_alone_equals_one_device():
 
 def test_a_mesh_larger_than_the_machine_is_refused():
     """A mesh of more devices than there are names the product, and how many there are."""
-    with pytest.raises(UserError, match=r"mesh\.data x mesh\.fsdp x mesh\.tensor = 64.* 8 "):
+    with pytest.raises(UserError, match=r"mesh\.data x mesh\.fsdp x mesh\.tensor x mesh\.expert = 64.* 8 "):
         make_mesh(Mesh(data=16, fsdp=2, tensor=2))

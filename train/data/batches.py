@@ -12,7 +12,7 @@ from configs.load import UserError
 from configs.schema import Data
 from train.data.corpus import Corpus
 
-BATCH = PartitionSpec(("data", "fsdp"))
+BATCH = PartitionSpec(("data", "fsdp", "expert"))
 
 
 class Windows:

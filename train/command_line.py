@@ -1,6 +1,7 @@
 """From words on the command line to an experiment, and from mistakes to one clear line and exit status 2."""
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ def parse_experiment(module: str, description: str, words: list[str] | None = No
     name, overrides = (words[0], words[1:]) if words and not words[0].startswith("-") else (None, words)
     if name is None and not {"-h", "--help"} & set(overrides):
         raise UserError(f"usage: python -m {module} NAME_OR_PATH [--section.knob value …]; NAME is one of {', '.join(names())}")
-    words, base = [KEYWORDS.get(word, word) for word in words], load(name or "base")
+    words, base = list(itertools.chain.from_iterable(map(spelled, words))), load(name or "base")
     name, overrides = (words[0], words[1:]) if name else (None, words)
     base = with_source(base, overrides)
     usage = f"{module} {name or 'NAME_OR_PATH'}"
@@ -36,17 +37,20 @@ def parse_experiment(module: str, description: str, words: list[str] | None = No
     return config, base
 
 
-KEYWORDS = {"--init.from": "--init.from_"}
-"""Knobs that are words of Python's, as tyro spells them."""
+def spelled(word: str) -> list[str]:
+    """A word as tyro takes it: the knob "from", a word of Python's, as its field is called."""
+    knob, equals, value = word.partition("=")
+    return [word] if knob != "--init.from" else ["--init.from_", *([value] if equals else [])]
 
 
 def with_source(base: Experiment, words: list[str]) -> Experiment:
     """The base with the model of the directory that --init.from names, if it does."""
-    if "--init.from_" not in words[:-1]:
+    given = [value for word, value in itertools.pairwise(words) if word == "--init.from_" and value != "None"]
+    if not given:
         return base
     from train.source import model_in
 
-    directory = Path(words[words.index("--init.from_") + 1]).expanduser()
+    directory = Path(given[-1]).expanduser()
     try:
         return dataclasses.replace(base, model=model_in(directory))
     except ValueError as error:

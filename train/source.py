@@ -1,15 +1,15 @@
 """What a directory holds that a model can be taken from: a run, or a checkpoint of the Hugging Face format."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import jax
 
+from configs.knobs import replace
 from configs.load import UserError, from_json
 from configs.model import Model
 from configs.schema import Experiment, Mesh
-from models.huggingface.checkpoint import load_config, load_parameters
+from models.huggingface.checkpoint import load_config, load_parameters, read_json
 from models.parameters import bind, table
 from models.sharding import parameter_shardings
 from models.transformer import Transformer
@@ -25,11 +25,7 @@ def model_in(directory: Path) -> Model:
 
 def is_run(directory: Path) -> bool:
     """Whether a directory holds a run's config (else a model_type). Raises UserError where it has no config.json."""
-    try:
-        held = json.loads((directory / CONFIG).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{directory / CONFIG} cannot be read: {error}") from error
-    return "model_type" not in held
+    return "model_type" not in read_json(directory / CONFIG)
 
 
 def run_config(directory: Path) -> Experiment:
@@ -47,7 +43,7 @@ def transformer_in(directory: Path, mesh: jax.sharding.Mesh, report) -> Transfor
         transformer = Transformer(model)
         rows = table(transformer)
         return bind(transformer, load_parameters(directory, family, rows, "float32", parameter_shardings(rows, mesh)))
-    config = dataclasses.replace(run_config(directory), mesh=Mesh(**mesh.shape))
+    config = elsewhere(run_config(directory), Mesh(**mesh.shape))
     plan = make_plan(config, mesh)
     if not (directory / "checkpoints").is_dir():
         raise UserError(f"{directory} holds no checkpoint")
@@ -57,3 +53,10 @@ def transformer_in(directory: Path, mesh: jax.sharding.Mesh, report) -> Transfor
     if found is None:
         raise UserError(f"{directory} holds no checkpoint")
     return bind(plan.model, found[1].parameters)
+
+
+def elsewhere(config: Experiment, mesh: Mesh) -> Experiment:
+    """A run's config on another mesh, its batches such that the mesh divides them: of its model and optimiser nothing changes."""
+    shares = mesh.data * mesh.fsdp * mesh.expert
+    return replace(config, {f"mesh.{axis}": size for axis, size in dataclasses.asdict(mesh).items()} | {
+        "data.batch": shares, "train.accumulate": 1, "instruments.probe_batch": shares})

@@ -40,8 +40,9 @@ def start(plan: Plan, fresh: State, batch: Int[Array, "b t"] | None, report) -> 
     return dataclasses.replace(fresh, parameters={path: place(path) for path in fresh.parameters})
 
 
-def fitted(plan: Plan, theirs: Transformer, batch: Int[Array, "b t"], source: str) -> dict[str, Array]:
-    """Their values in the place of ours, whatever segments the layers are in, and gains for a QK-norm that they lack."""
+def fitted(plan: Plan, theirs: Transformer, batch: Int[Array, "b t"] | None, source: str) -> dict[str, Array]:
+    """Their values in the place of ours, whatever segments the layers are in, and gains for a QK-norm that they lack: what the batch is
+    for."""
     values = parameters.values(theirs)
     held = {(row.local_path, layer): values[row.path] if layer is None else values[row.path][index]
             for row in table(theirs) for index, layer in enumerate(layers_of(row))}
@@ -88,7 +89,7 @@ def added_gains(plan: Plan, theirs: Transformer, batch: Int[Array, "b t"]) -> Ca
 
     def gain(row: Row, layer: int) -> Float[Array, "..."]:
         contract, kind = model.layers[layer].attention.qk_norm.norm, model.layers[layer].attention.qk_norm.kind
-        q, k = (records[site][layer][turns[layer]] for site in ("attn.q", "attn.k"))
+        q, k = (in_layer(records[site], layer)[turns[layer]] for site in ("attn.q", "attn.k"))
         if row.role == "qk_norm.temperature":
             scale = theirs.config.layers[layer].attention.scale or width(model.layers[layer]) ** -0.5
             return scale * q.each * jnp.repeat(k.each, q.each.shape[0] // k.each.shape[0])
@@ -105,6 +106,11 @@ def added_gains(plan: Plan, theirs: Transformer, batch: Int[Array, "b t"]) -> Ca
         return value - 1 if contract.scale == "1+w" else value
 
     return gain
+
+
+def in_layer(records, layer: int):
+    """The records of one layer, whether those of all are stacked or, where their shapes differ, a list."""
+    return records[layer] if isinstance(records, list) else jax.tree.map(lambda x: x[layer], records)
 
 
 class Lengths(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any
 from configs.attention import QKNorm, Rope, RopeScaling
 from configs.knobs import flatten
 from configs.model import Layer, Model, Moe
+from configs.norm import NormContract
 from models.norms import NORMS, PLACEMENTS, factors, slots
 
 BY_HAND = ("placement", "attention_slots", "mlp_slots", "gain", "alpha", "beta", "final")
@@ -20,7 +21,7 @@ def canonical(model: Model) -> dict[str, Any]:
     final = PLACEMENTS[model.norm.placement].final if model.norm.final is None else model.norm.final
     found = {name: getattr(model, name) for name in ("width", "depth", "vocab", "tied", "embedding_scale", "softcap", "learned_positions",
                                                      "context")}
-    found["norm.final"] = final
+    found |= {"norm.final": final} | (contract("norm", model.norm) if final else {})
     for index, layer in enumerate(model.layers):
         found |= {f"layer {index}.{knob}": value for knob, value in canonical_layer(layer, model.width, index, model.depth).items()}
     return found
@@ -43,12 +44,18 @@ def canonical_layer(layer: Layer, width: int, index: int, depth: int) -> dict[st
         rope = dataclasses.replace(rope, scaling=RopeScaling())
     flat = flatten(dataclasses.replace(layer, attention=attention, mlp=mlp, moe=moe, rope=rope))
     flat = {knob: value for knob, value in flat.items() if knob not in UNSEEN and knob.removeprefix("norm.") not in BY_HAND}
-    for name, norm in (("norm", layer.norm), ("attention.qk_norm.norm", qk_norm.norm)):
-        flat[f"{name}.centring"] = norm.centring == "yes" or (norm.centring == "kind" and NORMS[norm.kind].centred)
+    flat |= contract("norm", layer.norm) | contract("attention.qk_norm.norm", qk_norm.norm)
     in_attention, in_mlp = slots(layer.norm)
     return flat | {"norm.attention_slots": tuple(sorted(in_attention)), "norm.mlp_slots": tuple(sorted(in_mlp)),
                    "norm.parallel": PLACEMENTS[layer.norm.placement].parallel, **{
                        f"norm.{name}": value for name, value in factors(layer.norm, index, depth)._asdict().items()}}
+
+
+def contract(name: str, norm: NormContract) -> dict[str, Any]:
+    """What a norm computes, by its knobs under a name."""
+    centred = norm.centring == "yes" or (norm.centring == "kind" and NORMS[norm.kind].centred)
+    knobs = {knob: getattr(norm, knob) for knob in ("kind", "eps", "eps_position", "scale", "bias")} | {"centring": centred}
+    return {f"{name}.{knob}": value for knob, value in knobs.items()}
 
 
 def differences(ours: Model, theirs: Model) -> dict[str, tuple[Any, Any]]:

@@ -19,7 +19,7 @@ from configs.knobs import nearest, replace
 from configs.load import UserError
 from configs.model import Model
 from models import parameters
-from models.huggingface.canonical import differences
+from models.huggingface.canonical import differences, shortened, told
 from models.huggingface.families import FAMILIES, Family
 from models.huggingface.keys import read_config, with_layers, write_config
 from models.huggingface.weights import Weight, fill, lay_out, outputs
@@ -28,6 +28,8 @@ from models.transformer import Transformer
 
 CORES = os.cpu_count() or 1
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+UNNAMED = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+"""The reference library takes ids of the published model's tokenizer where these are absent."""
 DTYPES = {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -44,30 +46,44 @@ def load(directory: str | Path, dtype: str = "float32") -> tuple[Model, Transfor
 
 def load_config(directory: Path) -> tuple[Model, Family]:
     """The config of a directory and its family."""
-    try:
-        config = json.loads((directory / CONFIG).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{directory / CONFIG} cannot be read: {error}") from error
+    config = read_json(directory / CONFIG)
     name = config.get("model_type")
-    if name not in FAMILIES:
-        raise UserError(f"{directory / CONFIG}: model_type {name!r} is not known; {nearest(str(name), FAMILIES)}")
-    return from_keys(FAMILIES[name], config), FAMILIES[name]
+    return from_keys(family_of(name, f"{directory / CONFIG}: "), config), FAMILIES[name]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        held = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(held, dict):
+        raise UserError(f"{path} cannot be read: it holds no JSON object")
+    return held
+
+
+def family_of(name: Any, where: str = "") -> Family:
+    """The family of a model_type. Raises UserError, with the nearest, for one that is not known."""
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise UserError(f"{where}model_type {name!r} is not known; {nearest(str(name), FAMILIES)}")
+    return FAMILIES[name]
 
 
 def from_keys(family: Family, config: dict[str, Any]) -> Model:
-    """The model that a family's config.json describes."""
+    """The model that a family's config.json describes. Raises UserError for keys that are missing, unknown, or have a value without meaning
+    here."""
     try:
-        knobs = with_layers(read_config(family.keys, family.always, config))
-        return replace(Model(), {knob: value for knob, value in knobs.items()})
+        return replace(Model(), with_layers(read_config(family.keys, family.always, config)))
     except KeyError as error:
         raise UserError(f"config.json: has no {error.args[0]!r}, which {config['model_type']} needs") from error
-    except ValueError as error:
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise UserError(f"config.json: {error}") from error
 
 
 def load_parameters(directory: Path, family: Family, rows: list[Row], dtype: str, shardings=None) -> dict[str, jax.Array]:
     """The parameters in a directory, by path, laid out as `shardings` says. Each tensor is read once, in the order of its file, and each
     parameter moved once."""
+    if dtype not in DTYPES:
+        raise UserError(f"dtype {dtype!r} is not supported; {nearest(dtype, DTYPES)}")
     if dtype == "float64" and not jax.config.jax_enable_x64:
         raise UserError("dtype float64 needs jax_enable_x64")
     places = tensors_of(family, rows)
@@ -85,6 +101,8 @@ def load_parameters(directory: Path, family: Family, rows: list[Row], dtype: str
         for name, tensor in tensors(directory):
             name = spelled(name, family, places)
             if name in places:
+                if name not in missing:
+                    raise UserError(f"{directory}: tensor {name!r} is there twice")
                 under_way.append(pool.submit(put, name, tensor))
                 missing.discard(name)
             elif name == "lm_head.weight":
@@ -107,7 +125,7 @@ def tensors(directory: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Each tensor of a directory, in the order of its file. Raises UserError where a file is missing or damaged."""
     names = [WEIGHTS]
     if (directory / INDEX).exists():
-        names = sorted(set(json.loads((directory / INDEX).read_text())["weight_map"].values()))
+        names = sorted(set(read_json(directory / INDEX).get("weight_map", {}).values()))
     for name in names:
         try:
             with safe_open(directory / name, framework="np") as file:
@@ -149,10 +167,12 @@ def tensors_of(family: Family, rows: list[Row]) -> dict[str, tuple[Weight, list[
 def save(directory: str | Path, model: Model, transformer: Transformer, family: str | None = None, shard_bytes: int = 5 * 10**9) -> str:
     """Writes a checkpoint that the reference library loads, and returns its model_type: `family`, or the first that can hold the model.
 
-    Raises UserError where no family can express the model, with the nearest one and what it lacks. What is there already is kept until the
-    new files are whole.
+    The config is written last: a directory without one was not written to the end. Raises UserError where the directory holds something,
+    where a file cannot be written, and where no family can express the model, with the nearest one and what it lacks.
     """
     directory, rows = Path(directory), table(transformer)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UserError(f"{directory} is there already and not an empty directory; choose another")
     name, keys = expressed(model, family)
     places, values = tensors_of(FAMILIES[name], rows), parameters.values(transformer)
     host = {path: np.asarray(jax.device_get(value)) for path, value in values.items()}
@@ -166,7 +186,10 @@ def save(directory: str | Path, model: Model, transformer: Transformer, family: 
     directory.mkdir(parents=True, exist_ok=True)
     files = [WEIGHTS] if len(shards) == 1 else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     for file, shard in zip(files, shards, strict=True):
-        save_file(shard, directory / file, metadata={"format": "pt"})
+        try:
+            save_file(shard, directory / file, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise UserError(f"{directory / file} cannot be written: {error}") from error
     if len(shards) > 1:
         weight_map = {tensor: file for file, shard in zip(files, shards, strict=True) for tensor in shard}
         index = {"metadata": {"total_size": sum(whole.nbytes for shard in shards for whole in shard.values())}, "weight_map": weight_map}
@@ -177,16 +200,27 @@ def save(directory: str | Path, model: Model, transformer: Transformer, family: 
 
 def expressed(model: Model, family: str | None) -> tuple[str, dict[str, Any]]:
     """The family and the keys that describe the model: keys that read back as the same model."""
-    lacking: dict[str, Any] = {}
+    lacking: dict[str, list[str]] = {}
     for name in FAMILIES if family is None else (family,):
-        keys = {"model_type": name, "architectures": [FAMILIES[name].architecture]} | write_config(FAMILIES[name].keys, model)
+        of = family_of(name)
+        keys = {"model_type": name, "architectures": [of.architecture], **UNNAMED, **write_config(of.keys, model)}
         try:
-            lacking[name] = differences(model, from_keys(FAMILIES[name], keys))
+            lacking[name] = told(differences(model, from_keys(of, keys)))
         except UserError as error:
-            lacking[name] = {str(error): (None, None)}
+            if family is not None:
+                raise UserError(f"this model cannot be written as {name}: {error}") from error
             continue
         if not lacking[name]:
             return name, keys
-    nearest_one = min(lacking, key=lambda name: len(lacking[name]))
-    told = "; ".join(f"{knob} = {ours!r} here, {theirs!r} there" for knob, (ours, theirs) in list(lacking[nearest_one].items())[:4])
-    raise UserError(f"no family can express this model; the nearest is {nearest_one}, which differs in {told}")
+    rows = table(Transformer(model))
+    closest = min(lacking, key=lambda name: (not holds(FAMILIES[name], rows), len(lacking[name])))
+    raise UserError(f"no family can express this model; the nearest is {closest}: {shortened(lacking[closest])}" if family is None else
+                    f"this model cannot be written as {closest}: {shortened(lacking[closest])}")
+
+
+def holds(family: Family, rows: list[Row]) -> bool:
+    """Whether a family has a tensor for every parameter."""
+    try:
+        return bool(tensors_of(family, rows))
+    except UserError:
+        return False

@@ -4,6 +4,7 @@ A row reads a config into {knob: value}, tells which keys it understood, and wri
 has not goes under `LAYERS`, as a list with a dictionary for each layer.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +20,23 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """`keys`: all that it understands; `read` and `write`: the two directions. A key that is not written keeps the reader's default."""
+    """`keys`: all that it understands; `read` and `write`: the two directions; `unused`: the keys change no number. A key that is not
+    written keeps the reader's default."""
 
     keys: tuple[str, ...]
     read: Callable[[Config], Knobs]
     write: Callable[[Model], Config]
+    unused: bool = False
 
 
 REQUIRED = object()
+"""The default of a key that must be there: the reference library takes another value in each family, or has none."""
+
+
+@functools.lru_cache(maxsize=1)
+def knobs_of(model: Model) -> Knobs:
+    """The knobs of the frame and of the first layer: what holds in every layer, if the model can be written at all."""
+    return flatten(model) | flatten(model.layers[0])
 
 
 def same(key: str, *knobs: str, default: Any = REQUIRED) -> Row:
@@ -37,7 +47,7 @@ def same(key: str, *knobs: str, default: Any = REQUIRED) -> Row:
             raise UserError(f"config.json: has no {key!r}, which sets {knobs[0]}; {nearest(key, config)}")
         return dict.fromkeys(knobs, config.get(key, default))
 
-    return Row((key,), read, lambda model: {key: flatten(model)[knobs[0]]})
+    return Row((key,), read, lambda model: {key: knobs_of(model)[knobs[0]]})
 
 
 def choice(key: str, knob: str, values: Mapping[Any, Any], default: Any = REQUIRED) -> Row:
@@ -50,26 +60,26 @@ def choice(key: str, knob: str, values: Mapping[Any, Any], default: Any = REQUIR
         return {knob: values[value]}
 
     def write(model: Model) -> Config:
-        back = {ours: theirs for theirs, ours in reversed(values.items())}
-        return {key: back[flatten(model)[knob]]} if flatten(model)[knob] in back else {}
+        back, ours = {ours: theirs for theirs, ours in reversed(values.items())}, knobs_of(model)[knob]
+        return {key: back[ours]} if ours in back else {}
 
     return Row((key,), read, write)
 
 
 def only(key: str, *values: Any) -> Row:
-    """The key must have one of these values, or be absent; the first is written."""
+    """The key must have one of these values, or be absent; it is not written."""
 
     def read(config: Config) -> Knobs:
         if config.get(key, values[0]) not in values:
             raise UserError(f"config.json: {key} = {config[key]!r} is not supported; known are {', '.join(map(repr, values))}")
         return {}
 
-    return Row((key,), read, lambda model: {key: values[0]})
+    return Row((key,), read, lambda model: {})
 
 
 def unused(*keys: str) -> Row:
     """Keys that change no number of the forward pass: of training, generation, or bookkeeping."""
-    return Row(keys, lambda config: {}, lambda model: {})
+    return Row(keys, lambda config: {}, lambda model: {}, unused=True)
 
 
 def derived(read: Callable[[Config], Knobs], *keys: str, write: Callable[[Model], Config] = lambda model: {}) -> Row:
@@ -78,27 +88,34 @@ def derived(read: Callable[[Config], Knobs], *keys: str, write: Callable[[Model]
 
 
 def inverse_square_root(key: str, knob: str) -> Row:
-    """The knob is key ** -1/2."""
+    """The knob is key ** -1/2, the key a whole number."""
 
     def write(model: Model) -> Config:
-        value = flatten(model)[knob]
-        if value is None:
-            return {}
-        exact = value**-2
-        return {key: round(exact) if round(exact) > 0 and round(exact) ** -0.5 == value else exact}
+        knobs = knobs_of(model)
+        k = knobs["attention.head_width"] or model.width // knobs["attention.heads"]
+        return {key: round((knobs[knob] or k**-0.5) ** -2)}
 
     return Row((key,), lambda config: {knob: config[key] ** -0.5}, write)
 
 
-COMMON = (
-    unused("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "bos_token_id", "eos_token_id",
-           "pad_token_id", "use_cache", "cache_implementation", "initializer_range", "attention_dropout", "hidden_dropout", "resid_pdrop",
-           "embd_pdrop", "attn_pdrop", "output_router_logits", "router_aux_loss_coef", "output_attentions", "output_hidden_states",
-           "return_dict", "auto_map", "_attn_implementation"),
-    same("vocab_size", "vocab"),
-    same("tie_word_embeddings", "tied", default=True),
-)
-"""What every family has. The default of tie_word_embeddings is that of the reference library."""
+def quantization(config: Config) -> Knobs:
+    if config.get("quantization_config") is not None:
+        method = config["quantization_config"].get("quant_method", "no quant_method")
+        raise UserError(f"config.json: has a quantization_config ({method}): quantized weights are not read; store them as bfloat16 first")
+    return {}
+
+
+def common(*, tied: bool) -> tuple[Row, ...]:
+    """What every family has; `tied`: what an absent tie_word_embeddings means in the reference library."""
+    return (
+        unused("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "bos_token_id",
+               "eos_token_id", "pad_token_id", "use_cache", "cache_implementation", "initializer_range", "attention_dropout",
+               "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "output_router_logits", "router_aux_loss_coef",
+               "output_attentions", "output_hidden_states", "return_dict", "auto_map", "_attn_implementation"),
+        derived(quantization, "quantization_config"),
+        same("vocab_size", "vocab"),
+        same("tie_word_embeddings", "tied", default=tied),
+    )
 
 
 def read_config(rows: Sequence[Row], always: Knobs, config: Config) -> Knobs:

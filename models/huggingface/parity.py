@@ -4,15 +4,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from configs.load import UserError
 from models.huggingface.checkpoint import load_config, load_parameters
 from models.parameters import bind, table
 from models.taps import Taps
-from models.transformer import Transformer
+from models.transformer import Output, Transformer
 
 TOLERANCE = {"float32": 5e-5, "float64": 1e-10}
 """Largest difference by the lower precision of the two sides: absolute, or relative to the reference's largest entry if above one."""
@@ -31,25 +32,37 @@ class Difference(NamedTuple):
 
 
 def compare(directory: Path, dtype: str = "float32") -> list[Difference]:
-    """Each array of reference.npz against the model of a directory. Raises UserError where there is no reference."""
+    """Each array of reference.npz against the model of a directory. Raises UserError where there is no reference, or where it is that of
+    another model."""
     try:
         reference = dict(np.load(directory / "reference.npz"))
     except (OSError, ValueError) as error:
         raise UserError(f"{directory / 'reference.npz'} cannot be read: {error}") from error
     model, family = load_config(directory)
+    parameters = load_parameters(directory, family, table(Transformer(model)), dtype)
     found = []
-    for case in ("", "long_") if "long_input_ids" in reference else ("",):
+    for case in ("", "long_"):
+        if f"{case}input_ids" not in reference:
+            continue
         arrays = {key.removeprefix(case): value for key, value in reference.items() if key.startswith("long_") == bool(case)}
-        tokens = reference[f"{case}input_ids"]
-        transformer = Transformer(model, rows=tokens.shape[1])
-        transformer = bind(transformer, load_parameters(directory, family, table(transformer), dtype))
-        output = transformer(jnp.asarray(tokens), taps=Taps(record={site: lambda x: x for site in SITES}))
+        output = outputs(Transformer(model, rows=arrays["input_ids"].shape[1]), parameters, jnp.asarray(arrays["input_ids"]))
         for layer, site, ours, theirs in pairs(arrays, output.records, output.logits, model.depth):
+            if ours.shape != theirs.shape:
+                raise UserError(f"{directory / 'reference.npz'}: {site} has shape {theirs.shape} there, {ours.shape} in this model")
             largest = float(np.abs(np.asarray(ours, np.float64) - theirs).max())
             lower = "float32" if theirs.dtype == np.float32 else dtype
             bound = TOLERANCE[lower] * max(1.0, float(np.abs(theirs).max()))
             found.append(Difference(case.rstrip("_") or "short", layer, site, largest, largest <= bound))
+    if not found:
+        raise UserError(f"{directory / 'reference.npz'} holds nothing to compare: input_ids and logits_f64 at the least")
     return found
+
+
+def outputs(transformer: Transformer, parameters: dict[str, Array], tokens: Int[Array, "b t"]) -> Output:
+    """The logits, and every site that may be compared, in one program: as it runs once, it is compiled in haste."""
+    taps = Taps(record={site: lambda x: x for site in SITES})
+    forward = lambda parameters, tokens: bind(transformer, parameters)(tokens, taps=taps)
+    return jax.jit(forward, compiler_options={"xla_backend_optimization_level": 0})(parameters, tokens)
 
 
 def pairs(reference: Mapping[str, np.ndarray], records: Mapping, logits: Array, depth: int) -> Iterator[tuple]:

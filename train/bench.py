@@ -39,7 +39,7 @@ def bench(config: Experiment) -> dict[str, Any]:
     `train.bench_mixture`.
     """
     every = config.instruments.every
-    config = replace(config, {"instruments.every": 2, "instruments.probe_every": None})
+    config = replace(config, {"instruments.every": 2, "instruments.probe_every": None, "train.steps": max(config.train.steps, 1)})
     plan, corpus = make_plan(config, make_mesh(config.mesh)), read(config.data.source)
     batch, programs = training_batches(corpus, config.data, config.train.seed, plan.mesh), make_programs(plan)
     seconds: dict[str, list[float]] = {"quiet": [], "loud": []}

@@ -72,7 +72,7 @@ def test_looking_changes_nothing(stack):
         probes={site: Probe(0 * one, rms) for site, one in ones.items()},
     )
     run = lambda taps: jax.value_and_grad(lambda values: loss_of(parameters.bind(module, values)(tokens(), taps=taps).logits))(values)
-    with_taps, without = run(everything), run(None)
+    with_taps, without = run(everything), run(Taps())
     np.testing.assert_array_equal(with_taps[0], without[0])
     for row in rows:
         assert_close(with_taps[1][row.path], without[1][row.path], roundings(config()))  # a scan may be fused otherwise

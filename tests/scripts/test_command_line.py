@@ -168,7 +168,7 @@ def test_a_users_own_config_is_a_config(tmp_path):
 def test_every_script_tells_mistakes_so(module, capsys, monkeypatch):
     """Each command ends with status 2 and one message where the command line is wrong."""
     script = importlib.import_module(f"scripts.{module}")
-    for words in (("tyni",), ("tiny", "--model.norm.kind", "rmsnorm"), ("tiny", "--train.steps", "0")):
+    for words in (("tyni",), ("tiny", "--model.norm.kind", "rmsnorm"), ("tiny", "--train.steps", "-1")):
         monkeypatch.setattr(sys, "argv", [f"scripts.{module}", *words])
         with pytest.raises(SystemExit) as end:
             exit_with(script.main)

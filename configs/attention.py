@@ -79,6 +79,10 @@ class Attention:
         require(self.qk_norm.kind != "l2" or self.scale is None,
                 f"attention.scale = {self.scale} with qk_norm.kind 'l2': the learned temperature is the scale; leave it None")
 
+    def width_of_head(self, width: int) -> int:
+        """k, in a model of this width."""
+        return self.head_width or width // self.heads
+
 
 @dataclass(frozen=True)
 class RopeScaling:
@@ -147,3 +151,7 @@ class Rope:
     def __post_init__(self):
         require(self.theta is None or self.theta > 1, f"rope.theta = {self.theta}: must be above 1, or None for no rotary embedding")
         require(0 < self.fraction <= 1, f"rope.fraction = {self.fraction}: must lie in (0, 1]; for none set rope.theta to None")
+
+    def turning(self, k: int) -> float:
+        """How many dimensions of a head of width k rotate: fraction k, free of the rounding of that product."""
+        return round(k * self.fraction, 6)

@@ -138,9 +138,9 @@ def check_layer(name: str, layer: Layer, width: int) -> None:
     attention, rope = layer.attention, layer.rope
     require(attention.head_width is not None or width % attention.heads == 0,
             f"{name}: model.attention.heads = {attention.heads} must divide model.width = {width}, or set model.attention.head_width")
-    k = attention.head_width or width // attention.heads
+    k = attention.width_of_head(width)
     if rope.theta is not None:
-        rotary = round(k * rope.fraction, 6)
+        rotary = rope.turning(k)
         require(rotary == int(rotary) and int(rotary) % 2 == 0 and rotary >= 2,
                 f"{name}: rope.fraction = {rope.fraction} of head width {k} is {rotary:g} dimensions: must be a positive even number")
         require(rope.scaling.kind != "longrope" or len(rope.scaling.short) == rotary / 2,

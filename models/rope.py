@@ -71,7 +71,7 @@ ROPE_SCALINGS: dict[str, Callable[[Frequencies, RopeScaling, Int[Array, ""]], tu
 
 def inverse_frequencies(config: Rope, k: int, length=0) -> tuple:
     """The inverse frequencies of the n = fraction k rotating dimensions after scaling, radians per token, and the attention factor."""
-    n = int(k * config.fraction)
+    n = int(config.turning(k))
     of = Frequencies(config.theta ** -(np.arange(0, n, 2) / n), config.theta, n)
     inverse, factor = ROPE_SCALINGS[config.scaling.kind](of, config.scaling, length)
     return inverse, factor if config.scaling.attention_factor is None else config.scaling.attention_factor

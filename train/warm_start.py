@@ -44,9 +44,8 @@ def fitted(plan: Plan, theirs: Transformer, batch: Int[Array, "b t"] | None, sou
     """Their values in the place of ours, whatever segments the layers are in, and gains for a QK-norm that they lack: what the batch is
     for."""
     values = parameters.values(theirs)
-    held = {(row.local_path, layer): values[row.path] if layer is None else values[row.path][index]
-            for row in table(theirs) for index, layer in enumerate(layers_of(row))}
-    wanted = {(row.local_path, layer): row for row in plan.rows for layer in layers_of(row)}
+    held = {(row.local_path, layer): values[row.path][at] for row in table(theirs) for layer, at in row.places}
+    wanted = {(row.local_path, layer): row for row in plan.rows for layer, _ in row.places}
     place = lambda path, layer: path if layer is None else f"{path} of layer {layer}"
     if left := held.keys() - wanted.keys():
         raise UserError(f"init.from = {source}: has {place(*min(left, key=str))}, for which this model has no place")
@@ -54,23 +53,14 @@ def fitted(plan: Plan, theirs: Transformer, batch: Int[Array, "b t"] | None, sou
     if stray := [place(*key) for key, row in lacking.items() if row.group != "qk_norm"]:
         raise UserError(f"init.from = {source}: lacks {stray[0]}, which this model has; only a QK-norm can be added")
     for key, value in held.items():
-        if value.shape != shape_of(wanted[key]):
-            raise UserError(f"init.from = {source}: {place(*key)} has shape {value.shape} there, {shape_of(wanted[key])} in this model")
+        if value.shape != wanted[key].part_shape:
+            raise UserError(f"init.from = {source}: {place(*key)} has shape {value.shape} there, {wanted[key].part_shape} in this model")
     gains = added_gains(plan, theirs, batch) if lacking else None
     found = {}
     for row in plan.rows:
-        parts = [held[row.local_path, layer] if (row.local_path, layer) in held else gains(row, layer) for layer in layers_of(row)]
+        parts = [held[row.local_path, layer] if (row.local_path, layer) in held else gains(row, layer) for layer, _ in row.places]
         found[row.path] = parts[0] if row.layers is None else jnp.stack(parts)
     return found
-
-
-def layers_of(row: Row) -> tuple[int | None, ...]:
-    return (None,) if row.layers is None else row.layers
-
-
-def shape_of(row: Row) -> tuple[int, ...]:
-    """The shape of one layer's part."""
-    return row.shape if row.layers is None else row.shape[1:]
 
 
 def added_gains(plan: Plan, theirs: Transformer, batch: Int[Array, "b t"]) -> Callable[[Row, int], Float[Array, "..."]]:
@@ -81,7 +71,7 @@ def added_gains(plan: Plan, theirs: Transformer, batch: Int[Array, "b t"]) -> Ca
     that cannot be added: of the values, or of kind dyt.
     """
     model = plan.config.model
-    width = lambda layer: layer.attention.head_width or model.width // layer.attention.heads
+    width = lambda layer: layer.attention.width_of_head(model.width)
     turns = [turning(layer.rope, width(layer), ours.attention.qk_norm.position)
              for layer, ours in zip(theirs.config.layers, model.layers, strict=True)]
     taps = Taps(record={site: lambda x: {turn: lengths(unturned(x, *turn)) for turn in set(turns)} for site in ("attn.q", "attn.k")})
@@ -98,11 +88,11 @@ def added_gains(plan: Plan, theirs: Transformer, batch: Int[Array, "b t"]) -> Ca
         if contract.kind == "dyt":
             raise UserError("attention.qk_norm.norm.kind = 'dyt' cannot be added to a trained model; rms, layer and l2 can")
         if row.role.endswith(".bias"):
-            return jnp.zeros(shape_of(row))
+            return jnp.zeros(row.part_shape)
         of = q if row.role.startswith("qk_norm.q") else k
         length = {"head": of.each.mean(), "head_each": of.each[:, None], "whole": of.whole}[kind]
         share = width(model.layers[layer]) * (of.each.shape[0] if kind == "whole" else 1)
-        value = jnp.broadcast_to(length if contract.kind == "l2" else length / np.sqrt(share), shape_of(row))
+        value = jnp.broadcast_to(length if contract.kind == "l2" else length / np.sqrt(share), row.part_shape)
         return value - 1 if contract.scale == "1+w" else value
 
     return gain
@@ -129,7 +119,7 @@ def turning(rope: Rope, k: int, position: str) -> tuple[int, float]:
     """The dimensions that RoPE turns between a norm and where queries meet keys, and the attention factor by which it stretches them."""
     if position == "after" or rope.theta is None:
         return 0, 1.0
-    return int(k * rope.fraction), float(inverse_frequencies(rope, k)[1])
+    return int(rope.turning(k)), float(inverse_frequencies(rope, k)[1])
 
 
 def unturned(x: Float[Array, "b t h k"], n: int, factor: float) -> Float[Array, "b t h k"]:

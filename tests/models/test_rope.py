@@ -111,3 +111,10 @@ def test_bfloat16_positions_are_exact():
     assert y.dtype == jnp.bfloat16
     expected = reference.rope(np.ones((1, 2, 1, K)), [1000, 1001], config.theta)
     assert_close(y, expected, 1, eps=2.0**-8)
+
+
+def test_the_share_that_rotates_is_free_of_rounding():
+    """58 % of 100 dimensions are 58, though 100 x 0.58 is a little less in binary: the frequencies are theta^(-2i/58)."""
+    assert 100 * 0.58 < 58
+    inverse, _ = inverse_frequencies(Rope(fraction=0.58), 100)
+    np.testing.assert_allclose(inverse, 10_000.0 ** -(np.arange(0, 58, 2) / 58), rtol=1e-14)

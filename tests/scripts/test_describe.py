@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -76,3 +77,38 @@ def test_every_site_and_every_norm_is_told(described):
     norms = cells(text, "Norms")[1:]
     assert len(norms) >= 3 and all("1e-06" in row[1] for row in norms)
     assert any("layer, centred" in row[1] for row in norms) == (config.model.norm.kind == "layer")
+
+
+PARITY = Path(__file__).parent.parent / "data" / "parity"
+
+
+def described_here(capsys, monkeypatch, *places) -> str:
+    monkeypatch.setattr(sys, "argv", ["scripts.describe", *map(str, places)])
+    monkeypatch.setattr(scripts.describe.console, "width", 400)
+    assert scripts.describe.main() == 0
+    return capsys.readouterr().out
+
+
+def test_a_checkpoint_tells_its_contract(capsys, monkeypatch):
+    """Of a published checkpoint: Gemma's scale as an offset from one, its eps of 3e-3, and four norms around the branches of each layer."""
+    text = described_here(capsys, monkeypatch, PARITY / "gemma2")
+    norms = {row[0]: row[1:] for row in cells(text, "Norms")[1:] if row[0]}
+    around = {f"{branch}_residual.norm_{slot}" for branch in ("attention", "mlp") for slot in ("in", "branch")}
+    assert norms.keys() == around | {"norm"}
+    assert all("sqrt(m + 0.003), scale 1+w" in contract for contract, _ in norms.values())
+
+
+def test_two_checkpoints_tell_where_they_differ(capsys, monkeypatch):
+    """OLMo 2 against Gemma 2: slots, scale form, QK-norm over all heads, windows of single layers; and nothing that they share."""
+    text = described_here(capsys, monkeypatch, PARITY / "olmo2", PARITY / "gemma2")
+    knobs = {row[0]: row[1:] for row in cells(text, "Knobs")[1:] if row[0]}
+    assert knobs["norm.scale"] == ["'w'", "'1+w'", "frame, 0, 1, 2"] and knobs["attention.qk_norm.kind"][:2] == ["'whole'", "'none'"]
+    assert knobs["attention.window"] == ["None", "8", "0, 2"]
+    assert not {"norm.kind", "norm.eps", "depth", "vocab"} & knobs.keys()
+    norms = {row[0]: row for row in cells(text, "Norms")[1:] if row[0]}
+    assert "over all heads" in norms["attention.q_norm"][2] and norms["attention.q_norm"][3] == ""
+
+
+def test_a_checkpoint_does_not_differ_from_itself(capsys, monkeypatch):
+    text = described_here(capsys, monkeypatch, PARITY / "qwen3", PARITY / "qwen3")
+    assert text.splitlines() == [f"{title}: no difference" for title in ("Knobs", "Norms", "Parameters")]

@@ -126,6 +126,17 @@ def to_json(config: Experiment) -> str:
     return json.dumps(dataclasses.asdict(config), indent=1) + "\n"
 
 
+def read_json(path: Path) -> dict:
+    """The object in a JSON file. Raises UserError where the file is missing or damaged, or holds something else."""
+    try:
+        held = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(held, dict):
+        raise UserError(f"{path} cannot be read: it holds no JSON object")
+    return held
+
+
 def from_json(text: str) -> Experiment:
     """The config that `to_json` wrote. Raises UserError where the text is not one."""
     try:

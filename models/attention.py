@@ -29,7 +29,7 @@ class Attention(nnx.Module):
     def __init__(self, layer: Layer, width: int, rows: int, operands: Operands):
         config = layer.attention
         self.config, self.rope, self.rows, self.operands = config, layer.rope, rows, operands
-        h, g, k = config.heads, config.kv_heads or config.heads, config.head_width or width // config.heads
+        h, g, k = config.heads, config.kv_heads or config.heads, config.width_of_head(width)
 
         def inward(role, heads, axis):
             return Projection("btd,dhk->bthk", (width, heads, k), f"attention.{role}", ("embed", axis, None),

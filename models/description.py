@@ -7,12 +7,18 @@ from typing import NamedTuple
 
 from configs.knobs import diff, flatten
 from configs.model import Layer, Model
+from models import init, moe
 from models.huggingface.canonical import differences
 from models.norms import contracts
 from models.parameters import counts, table
 from models.stack import Segment
 from models.taps import SITES
 from models.transformer import Transformer
+
+
+def warnings(model: Model) -> list[str]:
+    """Lines about parts of a model that fight, or whose numbers do not mean what they seem to."""
+    return [line for line in (init.warning(model), *moe.warnings(model.layers)) if line]
 
 
 class Sheet(NamedTuple):
@@ -33,7 +39,7 @@ def sheets(model: Transformer) -> Iterator[Sheet]:
     of_role = {role: [row for row in rows if role in (row.role, "total")] for role in counts(rows)}
 
     def shapes(role: str) -> str:
-        found = {row.shape if row.layers is None else row.shape[1:] for row in of_role[role]}
+        found = {row.part_shape for row in of_role[role]}
         return "" if role == "total" else ", ".join(" x ".join(map(str, shape)) for shape in sorted(found))
 
     numbers = [(role, sum(len(row.layers or "1") for row in of_role[role]), shapes(role), f"{n:,}") for role, n in counts(rows).items()]

@@ -41,6 +41,16 @@ class Row:
         return math.prod(self.shape)
 
     @property
+    def places(self) -> tuple[tuple[int | None, tuple[int, ...]], ...]:
+        """(layer, index of its part) of each layer that it holds; of the frame (None, ())."""
+        return ((None, ()),) if self.layers is None else tuple((layer, (index,)) for index, layer in enumerate(self.layers))
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """The shape of one layer's part; of the frame, the whole."""
+        return self.shape if self.layers is None else self.shape[1:]
+
+    @property
     def local_path(self) -> str:
         """The path inside its layer, the same whatever segment the layer is in."""
         return self.path if self.layers is None else self.path.split(".unit.", 1)[1].split(".", 1)[1]
@@ -115,7 +125,7 @@ def flops_per_token(model: Model, rows: list[Row], sequence: int) -> float:
     for layer in model.layers:
         window = min(layer.attention.window or sequence, sequence)
         seen = window * (window + 1) / 2 + (sequence - window) * window
-        k = layer.attention.head_width or model.width // layer.attention.heads
+        k = layer.attention.width_of_head(model.width)
         attention += 4 * layer.attention.heads * k * seen / sequence
     return 3 * (2 * products + attention)
 

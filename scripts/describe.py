@@ -39,8 +39,8 @@ def main() -> int:
     if devices > 1:  # virtual ones, for what is compiled ahead; read by jax when it is imported
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
         os.environ["JAX_PLATFORMS"] = "cpu"
-    from models import init, moe
-    from models.description import compared, sheets
+    from models import init
+    from models.description import compared, sheets, warnings
     from models.parameters import flops_per_token
     from models.parameters import table as parameters
     from models.transformer import Transformer
@@ -62,7 +62,7 @@ def main() -> int:
     flops = flops_per_token(config.model, parameters(model), config.data.sequence)
     console.print(f"init: {init.kind(config.model)}; training FLOPs per token at sequence {config.data.sequence}: {flops:,.0f}; "
                   f"fingerprint {fingerprint(config)}")
-    for warning in filter(None, (init.warning(config.model), *moe.warnings(config.model.layers))):
+    for warning in warnings(config.model):
         console.print(f"warning: {warning}")
     if devices > 1:
         from train.ahead import ahead

@@ -6,12 +6,10 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
 from configs.knobs import replace
 from configs.schema import Experiment
 from models.stack import REMATS
-from train.data.batches import BATCH
 from train.mesh import make_mesh
 from train.state import make_plan
 from train.step import make_step
@@ -53,8 +51,7 @@ def ahead(config: Experiment) -> Ahead:
 def step(config: Experiment, mesh: jax.sharding.Mesh):
     """The compiled quiet step of a config."""
     plan = make_plan(config, mesh)
-    tokens = jax.ShapeDtypeStruct((config.data.batch, config.data.sequence + 1), np.int32, sharding=NamedSharding(mesh, BATCH))
-    return make_step(plan, loud=False).lower(plan.shapes(), tokens).compile()
+    return make_step(plan, loud=False).lower(plan.shapes(), plan.tokens(config.data.batch)).compile()
 
 
 def on_device(shapes) -> int:

@@ -19,13 +19,11 @@ def parse_experiment(module: str, description: str, words: list[str] | None = No
     All overrides apply before validation. An unknown knob, a bad value or an impossible combination ends the program with exit status 2
     and a message that names the knob, the value, the rule and the nearest valid spelling.
     """
-    words = sys.argv[1:] if words is None else words
+    words = list(itertools.chain.from_iterable(map(spelled, sys.argv[1:] if words is None else words)))
     name, overrides = (words[0], words[1:]) if words and not words[0].startswith("-") else (None, words)
     if name is None and not {"-h", "--help"} & set(overrides):
         raise UserError(f"usage: python -m {module} NAME_OR_PATH [--section.knob value …]; NAME is one of {', '.join(names())}")
-    words, base = list(itertools.chain.from_iterable(map(spelled, words))), load(name or "base")
-    name, overrides = (words[0], words[1:]) if name else (None, words)
-    base = with_source(base, overrides)
+    base = with_source(load(name or "base"), overrides)
     usage = f"{module} {name or 'NAME_OR_PATH'}"
     text = f"{description}\n\nNAME_OR_PATH: one of {', '.join(names())}, or the path of a .py file with a function config() -> Experiment."
     unnamed = replace(base, {"run.name": None})

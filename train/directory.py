@@ -51,6 +51,14 @@ def claim(config: Experiment) -> tuple[Path, bool]:
     return directory, True
 
 
+def config_of(directory: Path) -> Experiment:
+    """The config that a run directory holds. Raises UserError, with the path, where it is damaged."""
+    try:
+        return from_json((directory / CONFIG).read_text())
+    except UserError as error:
+        raise UserError(f"{directory / CONFIG}: {error}") from error
+
+
 def describe(directory: Path, conditions: dict[str, Any], continued_at: int | None) -> None:
     """Writes conditions.json; of a run continued at a step, adds what is different from then on."""
     if continued_at is not None:

@@ -10,7 +10,7 @@ import jax
 from rich.console import Console
 
 from configs.schema import Experiment
-from models import init, moe
+from models.description import warnings
 from train import directory as run_directory
 from train.checkpoint import Checkpoints
 from train.clock import Clock
@@ -85,10 +85,10 @@ def run(config: Experiment) -> int:
 
 def conditions(config: Experiment, corpus: Corpus) -> dict[str, Any]:
     """The run's conditions, with the warnings about its config, which are told too."""
-    warnings = [line for line in (init.warning(config.model), *moe.warnings(config.model.layers)) if line]
-    for line in warnings:
+    warned = warnings(config.model)
+    for line in warned:
         console.print(f"warning: {line}")
-    return run_directory.conditions_here(config, corpus) | {"warnings": warnings}
+    return run_directory.conditions_here(config, corpus) | {"warnings": warned}
 
 
 def due(every: int | None, step: int) -> bool:

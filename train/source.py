@@ -6,33 +6,26 @@ from pathlib import Path
 import jax
 
 from configs.knobs import replace
-from configs.load import UserError, from_json
+from configs.load import UserError, read_json
 from configs.model import Model
 from configs.schema import Experiment, Mesh
-from models.huggingface.checkpoint import load_config, load_parameters, read_json
+from models.huggingface.checkpoint import load_config, load_parameters
 from models.parameters import bind, table
 from models.sharding import parameter_shardings
 from models.transformer import Transformer
 from train.checkpoint import Checkpoints
-from train.directory import CONFIG
+from train.directory import CONFIG, config_of
 from train.state import make_plan
 
 
 def model_in(directory: Path) -> Model:
     """The model of a run directory or a Hugging Face directory. Raises UserError where it is neither."""
-    return run_config(directory).model if is_run(directory) else load_config(directory)[0]
+    return config_of(directory).model if is_run(directory) else load_config(directory)[0]
 
 
 def is_run(directory: Path) -> bool:
     """Whether a directory holds a run's config (else a model_type). Raises UserError where it has no config.json."""
     return "model_type" not in read_json(directory / CONFIG)
-
-
-def run_config(directory: Path) -> Experiment:
-    try:
-        return from_json((directory / CONFIG).read_text())
-    except UserError as error:
-        raise UserError(f"{directory / CONFIG}: {error}") from error
 
 
 def transformer_in(directory: Path, mesh: jax.sharding.Mesh, report) -> Transformer:
@@ -43,7 +36,7 @@ def transformer_in(directory: Path, mesh: jax.sharding.Mesh, report) -> Transfor
         transformer = Transformer(model)
         rows = table(transformer)
         return bind(transformer, load_parameters(directory, family, rows, "float32", parameter_shardings(rows, mesh)))
-    config = elsewhere(run_config(directory), Mesh(**mesh.shape))
+    config = elsewhere(config_of(directory), Mesh(**mesh.shape))
     plan = make_plan(config, mesh)
     if not (directory / "checkpoints").is_dir():
         raise UserError(f"{directory} holds no checkpoint")

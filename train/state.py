@@ -1,5 +1,7 @@
 """The state of a run: what a step changes and a checkpoint holds."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from models.init import initialise
 from models.parameters import Row, table
 from models.sharding import parameter_shardings
 from models.transformer import Transformer
+from train.data.batches import BATCH
 from train.kernels import resolved
 from train.optim import Numbers, make_optimizer, numbers, state_shardings
 
@@ -44,9 +47,18 @@ class Plan:
     def optimizer(self, of: Numbers) -> optax.GradientTransformation:
         return make_optimizer(self.config.optim, self.config.train.steps, self.rows, of)
 
+    @functools.cached_property
+    def maker(self) -> Callable[..., State]:
+        """The program that makes the state before the first step, where it belongs, from a seed and the optimiser's numbers."""
+        return jax.jit(self.make, out_shardings=self.shardings)
+
     def fresh(self) -> State:
-        """The state before the first step, made where it belongs."""
-        return jax.jit(self.make, out_shardings=self.shardings)(self.config.train.seed, numbers(self.config.optim))
+        """The state before the first step."""
+        return self.maker(self.config.train.seed, numbers(self.config.optim))
+
+    def tokens(self, rows: int) -> jax.ShapeDtypeStruct:
+        """The shape of a batch of so many sequences, with the token that each predicts last."""
+        return jax.ShapeDtypeStruct((rows, self.config.data.sequence + 1), jnp.int32, sharding=NamedSharding(self.mesh, BATCH))
 
     def shapes(self) -> State:
         """The state as shapes with their shardings."""

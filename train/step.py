@@ -181,8 +181,7 @@ def programs_of(config: Experiment) -> Programs:
     """The programs of a structure."""
     plan, seconds = make_plan(config, make_mesh(config.mesh)), {}
     state, instruments = plan.shapes(), config.instruments
-    tokens = lambda rows: jax.ShapeDtypeStruct((rows, config.data.sequence + 1), jnp.int32, sharding=NamedSharding(plan.mesh, BATCH))
-    batch = tokens(config.data.batch)
+    batch = plan.tokens(config.data.batch)
 
     def compiled(name: str, program, *arguments):
         start = time.perf_counter()
@@ -193,9 +192,9 @@ def programs_of(config: Experiment) -> Programs:
     trains = config.train.steps > 0
     quiet = None if instruments.every == 1 or not trains else compiled("quiet", make_step(plan, loud=False), state, batch)
     loud = None if instruments.every is None or not trains else compiled("loud", make_step(plan, loud=True), state, batch)
-    of_probe = state.parameters, tokens(instruments.probe_batch)
+    of_probe = state.parameters, plan.tokens(instruments.probe_batch)
     probe = None if instruments.probe_every is None else compiled("probe", make_probe(plan), *of_probe)
     of_batch = compiled("evaluate", make_evaluation(plan), state.parameters, batch)
     mean = jax.jit(lambda losses: jnp.mean(jnp.stack(losses)))
-    fresh = jax.jit(plan.make, out_shardings=plan.shardings)
-    return Programs(fresh, quiet, loud, probe, lambda parameters, batches: mean([of_batch(parameters, part) for part in batches]), seconds)
+    evaluate = lambda parameters, batches: mean([of_batch(parameters, part) for part in batches])
+    return Programs(plan.maker, quiet, loud, probe, evaluate, seconds)

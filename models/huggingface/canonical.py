@@ -29,7 +29,7 @@ def canonical(model: Model) -> dict[str, Any]:
 
 def canonical_layer(layer: Layer, width: int, index: int, depth: int) -> dict[str, Any]:
     attention, mlp, moe, rope = layer.attention, layer.mlp, layer.moe, layer.rope
-    k = attention.head_width or width // attention.heads
+    k = attention.width_of_head(width)
     qk_norm = QKNorm() if attention.qk_norm.kind == "none" else attention.qk_norm
     scale = k**-0.5 if attention.scale is None and qk_norm.kind != "l2" else attention.scale
     attention = dataclasses.replace(attention, head_width=k, kv_heads=attention.kv_heads or attention.heads, scale=scale, qk_norm=qk_norm)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from configs.knobs import nearest, replace
-from configs.load import UserError
+from configs.load import UserError, read_json
 from configs.model import Model
 from models import parameters
 from models.huggingface.canonical import differences, shortened, told
@@ -49,16 +49,6 @@ def load_config(directory: Path) -> tuple[Model, Family]:
     config = read_json(directory / CONFIG)
     name = config.get("model_type")
     return from_keys(family_of(name, f"{directory / CONFIG}: "), config), FAMILIES[name]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        held = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    if not isinstance(held, dict):
-        raise UserError(f"{path} cannot be read: it holds no JSON object")
-    return held
 
 
 def family_of(name: Any, where: str = "") -> Family:
@@ -145,8 +135,7 @@ def tensors_of(family: Family, rows: list[Row]) -> dict[str, tuple[Weight, list[
 
     Raises UserError for a parameter that the family has no tensor for.
     """
-    held = {(row.local_path, layer): (row, () if layer is None else (index,)) for row in rows
-            for index, layer in enumerate((None,) if row.layers is None else row.layers)}
+    held = {(row.local_path, layer): (row, at) for row in rows for layer, at in row.places}
     places, left = {}, set(held)
     for weight in family.weights:
         for layer in sorted({layer for _, layer in held if layer is not None}) if "{layer}" in weight.name else (None,):

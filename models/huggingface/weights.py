@@ -77,8 +77,7 @@ class Weight:
 
 def fill(target: np.ndarray, tensor: np.ndarray, form: str, fan: tuple[int, int] | None, name: str) -> None:
     """Writes a tensor into (the layer's part of) a parameter. Raises UserError where its shape is another."""
-    of = FORMS[form]
-    view = target.reshape(fan) if of.matrix else target.reshape(-1) if of.flat else target
+    of, view = FORMS[form], viewed(target, form, fan)
     expected = view.shape[::-1] if of.turned else view.shape
     if tensor.shape != expected:
         raise UserError(f"{name}: has shape {tensor.shape}; the config asks for {expected}")
@@ -88,12 +87,17 @@ def fill(target: np.ndarray, tensor: np.ndarray, form: str, fan: tuple[int, int]
 
 def lay_out(part: np.ndarray, form: str, fan: tuple[int, int] | None) -> np.ndarray:
     """The inverse of `fill`: (the layer's part of) a parameter as the checkpoint's tensor."""
+    view = viewed(part, form, fan)
+    return view.T if FORMS[form].turned else view
+
+
+def viewed(part: np.ndarray, form: str, fan: tuple[int, int] | None) -> np.ndarray:
+    """(The layer's part of) a parameter with the dimensions of its form."""
     of = FORMS[form]
-    view = part.reshape(fan) if of.matrix else part.reshape(-1) if of.flat else part
-    return view.T if of.turned else view
+    return part.reshape(fan) if of.matrix else part.reshape(-1) if of.flat else part
 
 
 def outputs(parameter: Parameter, form: str) -> int:
     """The size of (one layer of) a parameter along the axis on which its form joins tensors."""
-    of, shape = FORMS[form], parameter.shape if parameter.layers is None else parameter.shape[1:]
+    of, shape = FORMS[form], parameter.part_shape
     return parameter.fan[1] if of.matrix else int(np.prod(shape)) if of.flat else shape[of.axis]

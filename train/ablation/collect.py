@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from configs.knobs import diff, tell
-from configs.load import UserError, fingerprint, from_json
+from configs.load import UserError, fingerprint, from_json, read_json
 from configs.schema import Experiment
 from configs.sweep import Curve
-from train.ablation.sweep import config_of, read_json, read_plan
-from train.directory import CONDITIONS, SUMMARY
+from train.ablation.sweep import read_plan
+from train.directory import CONDITIONS, SUMMARY, config_of
 from train.log import METRICS, read_lines
 
 RATE, SEED = "optim.learning_rate", "train.seed"

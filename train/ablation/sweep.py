@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configs.knobs import diff, replace, tell
-from configs.load import UserError, fingerprint, from_json
-from configs.schema import Experiment
+from configs.load import UserError, fingerprint, read_json
 from configs.sweep import Member, Sweep
-from train.directory import CONFIG, SUMMARY, write
+from train.directory import CONFIG, SUMMARY, config_of, write
 
 PLAN = "sweep.json"
 Progress = Literal["new", "begun", "completed", "diverged"]
@@ -62,18 +61,3 @@ def read_plan(folder: Path) -> dict[str, Any]:
     if lacking:
         raise UserError(f"{folder / PLAN}: lacks {', '.join(lacking)}; move it away and run the sweep again, which keeps what is finished")
     return plan
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of ours. Raises UserError where it is missing or damaged."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-
-
-def config_of(directory: Path) -> Experiment:
-    try:
-        return from_json((directory / CONFIG).read_text())
-    except UserError as error:
-        raise UserError(f"{directory / CONFIG}: {error}") from error

@@ -178,7 +178,7 @@ def unequal_start(table: Table) -> str:
     scales: dict[tuple, set[float]] = {}
     for model in configs:
         for row in parameter_table(Transformer(model)):
-            shape = row.shape if row.layers is None else row.shape[1:]
+            shape = row.part_shape
             scales.setdefault((row.role, row.local_path, shape), set()).add(init.scale(row, model))
     stray = sorted({role for (role, *_), found in scales.items() if len(found) > 1})
     same = "weights of one name and shape start equal"

@@ -11,11 +11,11 @@ import shutil
 import jax
 import pytest
 
+from configs.load import read_json
 from tests.train.ablation.sweeps import ablate_here, edit, final, refused, report_here, summary, tree, write_sweep, write_text
 from tests.train.processes import lines_of
 from train.ablation import curves
 from train.ablation.collect import collect
-from train.ablation.sweep import read_json
 from train.step import programs_of
 
 NAME = "tiny_sweep"

@@ -6,6 +6,7 @@ from jax import lax
 from jaxtyping import Array
 
 from models.kernels.online import Options, Passes, Softmax, absorb, begin, capped, end, is_seen, online, seen_keys, slopes
+from models.kernels.scores import row_sums
 from models.precision import at_least_float32
 
 BLOCK = {"cpu": 128}
@@ -71,7 +72,7 @@ def forward(options: Options, q, k, v, segments, offset) -> Softmax:
 
         def meet(j, running):
             z, seen = logits(options, first, j, q, k, ids_query, ids_keys)
-            return absorb(running, z, seen, lambda e: product("bgrts,bgsk->bgrtk", e.astype(v.dtype), v[j]))
+            return absorb(running, z, seen, lambda e: product("bgrts,bgsk->bgrtk", e.astype(v.dtype), v[j]), row_sums)
 
         running = begin(q.shape[:-1], q.shape[-1], at_least_float32(q))
         return end(lax.fori_loop(*seen_keys(options, first, queries, len(k)), meet, running))

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from models.kernels.scores import same_document, scores, visible
+from models.kernels.scores import row_sums, same_document, scores, visible
 from models.projection import contract
 
 
@@ -17,13 +17,13 @@ def dense(q, k, v, *, scale, softcap, window, sinks, segments, offset, operands)
     z = jnp.where(mask, scores(q, k, scale=scale, softcap=softcap, operands=operands), -jnp.inf)
     largest = jax.lax.stop_gradient(z.max(-1))
     column = None if sinks is None else jnp.broadcast_to(sinks.astype(z.dtype).reshape(g, -1, 1, 1), (*z.shape[:-1], 1))
-    p = jax.nn.softmax(z if sinks is None else jnp.concatenate((z, column), -1), axis=-1)[..., :s]
+    p = jax.nn.softmax(z if sinks is None else jnp.concatenate((z, column), -1), axis=-1)
+    log_l = -jnp.log(p.max(-1))  # where z is largest, e^(z - m) is 1 and p = 1 / l
+    p = p[..., :s]
     out = contract("bgrts,bsgk->btgrk", p.astype(v.dtype), v, operands)
 
     m = largest if sinks is None else jnp.maximum(largest, column[..., 0])
-    below = jnp.where(mask, z - m[..., None], 0.0)
-    log_l = jnp.log(jnp.where(mask, jnp.exp(below), 0.0).sum(-1) + (0.0 if sinks is None else jnp.exp(column[..., 0] - m)))
-    entropy = log_l - (p * below).sum(-1)
+    entropy = log_l - row_sums(p * jnp.where(mask, z - m[..., None], 0.0))[..., 0]
     if sinks is not None:
         entropy -= jnp.exp(column[..., 0] - m - log_l) * (column[..., 0] - m)
     by_query = lambda x: x.transpose(0, 3, 1, 2).reshape(b, t, h)

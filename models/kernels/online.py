@@ -127,16 +127,17 @@ def begin(shape: tuple[int, ...], width: int, dtype):
     return zeros + lowest(dtype), zeros, zeros, jnp.zeros((*shape, width), dtype)
 
 
-def absorb(running, z, seen, weigh: Callable[[Array], Array]):
-    """The running sums after one more block of logits [… queries keys]; `weigh` sums the values with weights e^(z - m)."""
+def absorb(running, z, seen, weigh: Callable[[Array], Array], over_keys: Callable[[Array], Array]):
+    """The running sums after one more block of logits [… queries keys]; `weigh` sums the values with weights e^(z - m), `over_keys` sums a
+    block over its keys, [… queries keys] to [… queries 1]."""
     largest, total, moment, out = running
     new = jnp.maximum(largest, jnp.where(seen, z, lowest(z.dtype)).max(-1, keepdims=True))
     below = jnp.where(seen, z - new, 0.0)
     e = jnp.where(seen, jnp.exp(below), 0.0)
     moved = largest - new
     kept = jnp.exp(moved)
-    moment = kept * (moment + moved * total) + (e * below).sum(-1, keepdims=True)
-    return new, kept * total + e.sum(-1, keepdims=True), moment, kept * out + weigh(e)
+    moment = kept * (moment + moved * total) + over_keys(e * below)
+    return new, kept * total + over_keys(e), moment, kept * out + weigh(e)
 
 
 def end(running):

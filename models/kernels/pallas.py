@@ -53,7 +53,8 @@ def forward(platform: str, options: Options, q, k, v, segments, offset) -> Softm
             here = pl.ds(pl.multiple_of(j * keys, keys), keys)
             z = capped(options, product("tk,sk->ts", mine, k[here, :]))
             seen = is_seen(options, *positions(first, j * keys, (queries, keys)), *met(ids_query, ids_key, here))
-            return absorb(running, z, seen, lambda e: product("ts,sk->tk", e.astype(v.dtype), v[here, :]))
+            over_keys = lambda x: x.sum(-1, keepdims=True)
+            return absorb(running, z, seen, lambda e: product("ts,sk->tk", e.astype(v.dtype), v[here, :]), over_keys)
 
         running = lax.fori_loop(*seen_keys(options, first, queries, k.shape[0] // keys), meet, begin((queries,), q.shape[1], dtype))
         for result, value in zip(results, end(running), strict=True):

@@ -25,8 +25,8 @@ LONGEST = 1000
 
 
 class Place(NamedTuple):
-    """Where a value is not finite: in the parameters, the batch, the forward pass, the loss, the backward pass (the gradient of a site), the
-    gradient of a parameter, or a parameter after the update; the layer (None: of the frame, or of none); and the site or parameter."""
+    """Where a value is not finite: in the parameters, the batch, the forward pass, the loss, the backward pass (the gradient of a site),
+    the gradient of a parameter, or a parameter after the update; the layer (None: of the frame); and the site or parameter."""
 
     stage: str
     layer: int | None
@@ -107,11 +107,10 @@ def of_stage(plan: Plan, stage: str, found) -> Iterator[Place]:
         at = lambda place: found[place.site] if place.layer is None else found[place.site][place.layer]
         yield from (place for place in (reversed(order) if stage == "backward" else order) if at(place))
     else:
-        last = len(layers)
-        of = [(layer if layer is not None else -1 if row.group in ("embed", "positions") else last, row.local_path, bool(found[row.path][index]))
-              for row in plan.rows for layer, index in row.places]
-        of.sort(key=lambda part: -part[0] if stage == "gradient" else part[0])
-        yield from (Place(stage, layer if layer in layers else None, site) for layer, site, flag in of if flag)
+        parts = [(row, layer, index) for row in plan.rows for layer, index in row.places]
+        depth = lambda part: part[1] if part[1] is not None else -1 if part[0].group in ("embed", "positions") else len(layers)
+        parts.sort(key=lambda part: -depth(part) if stage == "gradient" else depth(part))
+        yield from (Place(stage, layer, row.local_path) for row, layer, index in parts if found[row.path][index])
 
 
 def diagnose(replay: Replay, state: State, tokens: Int[Array, "b t"]) -> list[Place]:

@@ -91,8 +91,8 @@ def sheets(panel: Mapping[str, Any], depth: int) -> list[Sheet]:
             for index in range(max(len(x or ()) for x in value)):
                 each.append((f"{key}[{index}]", *(short(x[index]) if x and index < len(x) else "" for x in value)))
     by_layer = [(f"{key}, range" if key.endswith(HISTOGRAM) else key, *map(short, value)) for key, value in layered.items()]
-    layers = tuple(f"{layer:02}" for layer in range(depth))
-    return [Sheet("Numbers", ("", "value"), single), Sheet("By layer", ("", *layers), by_layer), Sheet("By layer, each", ("", *layers), each)]
+    columns = ("", *(f"{layer:02}" for layer in range(depth)))
+    return [Sheet("Numbers", ("", "value"), single), Sheet("By layer", columns, by_layer), Sheet("By layer, each", columns, each)]
 
 
 def without(directory: Path, step: int, batches: int, report: Report) -> Experiment:

@@ -21,7 +21,7 @@ def usual_promotion():
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     with jax.numpy_dtype_promotion("standard"):
-        return trained(experiment(tmp_path_factory.mktemp("runs"), "run", {"train.steps": 8}))
+        return trained(experiment(tmp_path_factory.mktemp("runs"), "run"))
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def replay(monkeypatch, capsys):
 
 
 def test_a_step_is_shown(replay, directory):
-    """Status 0, a row for each statistic with a column for each layer, the windows of the batch with their text, and that all is as it was."""
+    """Status 0, a row for each statistic with a column for each layer, the windows of the batch, and that all is as it was."""
     status, text = replay(directory, "--step", 5)
     assert status == 0 and "repeats 1 steps from step 4" in text and "the same to the last bit" in text
     rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in text.splitlines() if line.startswith("│")}
@@ -56,10 +56,10 @@ def test_a_run_goes_on_without_batches(replay, directory):
     """--skip trains to the end in a directory of its own, named after what was left out."""
     status, text = replay(directory, "--step", 5, "--skip", 2)
     assert status == 0 and "goes on from step 4" in text
-    assert [line["step"] for line in lines_of(directory.with_name("run,skip=5+2"))] == list(range(9))
+    assert [line["step"] for line in lines_of(directory.with_name("run,skip=5+2"))] == list(range(15))
 
 
-REFUSED = {"a step too far": (("--step", 8), "steps 0 to 7"), "nothing to skip": (("--step", 2, "--skip", 0), "--skip 0"),
+REFUSED = {"a step too far": (("--step", 14), "steps 0 to 13"), "nothing to skip": (("--step", 2, "--skip", 0), "--skip 0"),
            "both": (("--step", 2, "--skip", 1, "--batches-from", 1), "without --batches-from")}
 
 

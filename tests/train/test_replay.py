@@ -138,7 +138,7 @@ def test_what_cannot_be_repeated(case, directory):
 
 def test_another_text_is_refused(tmp_path):
     """A run whose text has changed since cannot be repeated, and says so."""
-    config = experiment(tmp_path, "run", {"train.steps": 3})
+    config = experiment(tmp_path, "run")
     directory = trained(config)
     path = tmp_path / "text.txt"
     path.write_text(path.read_text() + "more")

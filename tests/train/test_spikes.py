@@ -33,7 +33,7 @@ def lines_from(loss: np.ndarray) -> list[dict]:
 
 @pytest.mark.parametrize("places", [{}, {19: 50.0}, {20: 50.0}, {60: 9.0, 61: 9.0, 90: -50.0}, {199: 20.0}], ids=str)
 def test_the_detector_finds_what_the_score_counts(places):
-    """Line by line, the detector finds the values that the definition of the scores names over the whole series: no fall, no first value."""
+    """Line by line, the detector finds the values that the definition of the scores names over the whole series."""
     loss = series(places)
     detector = Detector(Spikes(action="record", window=WINDOW, deviations=DEVIATIONS))
     ours = [bool(detector.judge(line)) for line in lines_from(loss)]
@@ -54,8 +54,9 @@ def test_a_value_that_is_not_finite_neither_spikes_nor_counts():
 def test_every_watched_number_is_judged():
     """Gradient norm, update RMS and the largest logit of all layers spike each for itself; layers without the statistic do not matter."""
     draw = np.random.default_rng(0)
-    lines = [{"step": step, "train/loss": draw.normal(3, 0.1), "train/grad_norm": draw.normal(1, 0.1), "train/update_rms": draw.normal(1, 0.1),
-              "attention_logit_max": [draw.normal(5, 0.1), None, draw.normal(2, 0.1)]} for step in range(50)]
+    around = lambda mean: draw.normal(mean, 0.1)
+    lines = [{"step": step, "train/loss": around(3), "train/grad_norm": around(1), "train/update_rms": around(1),
+              "attention_logit_max": [around(5), None, around(2)]} for step in range(50)]
     for key, value in (("train/grad_norm", 9.0), ("train/update_rms", 9.0), ("attention_logit_max", [5.0, None, 40.0])):
         detector = Detector(Spikes(action="record"), lines)
         assert list(detector.judge(lines[0] | {key: value})) == [key]
@@ -73,7 +74,7 @@ def test_a_resumed_detector_decides_the_same(stopped):
 
 
 def test_the_score_of_steps_counts_either():
-    """OLMo-core's score counts steps at which the loss or the gradient norm spikes, once each, of all steps, and none before its window is full."""
+    """OLMo-core's score counts steps at which the loss or the gradient norm spikes, once each, of all steps."""
     loss, grad_norm = series({127: 40.0, 150: 40.0, 180: 40.0}), series({150: 40.0, 170: 40.0}, seed=1)
     assert spike_score_of_steps(loss, grad_norm) == pytest.approx(100 * 3 / 200)
     assert spike_score_of_steps(loss[:0], loss[:0]) == 0.0
@@ -109,7 +110,7 @@ def evidence(directory) -> dict:
 
 
 def test_the_evidence_of_a_spike(spiked):
-    """The spike is found where it was planted and nowhere before; kept are the panels of the steps up to it, its batch and its text, and the
+    """The spike is found where it was planted and nowhere before; kept are the panels of the steps up to it, its batch as text, and the
     checkpoint before it, though later ones have come."""
     _, directory = spiked
     assert min(int(path.name) for path in (directory / "spikes").iterdir()) == SPIKE

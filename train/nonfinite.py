@@ -24,6 +24,10 @@ LONGEST = 1000
 """Steps that a run repeats by itself, where its checkpoints do not lie further apart than that."""
 
 
+STAGES = ("parameters", "batch", "forward", "loss", "backward", "gradient", "update")
+"""What is looked at, in the order in which a step computes it."""
+
+
 class Place(NamedTuple):
     """Where a value is not finite: in the parameters, the batch, the forward pass, the loss, the backward pass (the gradient of a site),
     the gradient of a parameter, or a parameter after the update; the layer (None: of the frame); and the site or parameter."""
@@ -88,7 +92,7 @@ def parts_not_finite(row: Row, x: Array) -> Array:
 
 def places(plan: Plan, found: dict[str, Any]) -> list[Place]:
     """The first place of each stage at which a value is not finite, in the order in which a step computes them."""
-    return [first for stage in found if (first := next(of_stage(plan, stage, jax.device_get(found[stage])), None))]
+    return [first for stage in STAGES if (first := next(of_stage(plan, stage, jax.device_get(found[stage])), None))]
 
 
 def of_stage(plan: Plan, stage: str, found) -> Iterator[Place]:

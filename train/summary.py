@@ -18,8 +18,8 @@ from train.state import Plan
 
 def summarise(directory: Path, plan: Plan, status: Status, step: int, clock: Clock, corpus: Corpus) -> dict[str, Any]:
     """Losses are cross entropies in nats per token; the training loss is that of the last step, spike_score that of the gradient norm
-    (`train.metrics.spike_score`, by OLMo 2), spike_score_of_steps that of loss and gradient norm (by OLMo-core), largest_attention_logit over
-    all panels; step_seconds leave out compilation and evaluations."""
+    (`train.metrics.spike_score`, by OLMo 2), spike_score_of_steps that of loss and gradient norm (by OLMo-core), largest_attention_logit
+    over all panels; step_seconds leave out compilation and evaluations."""
     lines = read_lines(directory / METRICS)
     unigram, bigram = entropies(corpus.held_out)
     series = lambda key: [float(line[key]) for line in lines if key in line]

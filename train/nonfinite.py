@@ -123,8 +123,8 @@ def diagnose(replay: Replay, state: State, tokens: Int[Array, "b t"]) -> list[Pl
 
 
 def told(found: list[Place]) -> str:
-    """The first place, and the first that it shows at, in words."""
-    return ", then ".join(map(str, found[:2]))
+    """The first place in words; and of a parameter or a batch, which a step is given, where it shows first."""
+    return ", then ".join(map(str, found[: 2 if found[0].stage in ("parameters", "batch") else 1]))
 
 
 def origin(replay: Replay, step: int, held_out: list[Int[Array, "b t"]]) -> str:

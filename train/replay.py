@@ -35,9 +35,11 @@ class Replay:
 
     def before(self, step: int) -> tuple[int, State]:
         """The newest step at or before this one that needs no repeating, and the state there. Raises UserError where the checkpoints are
-        damaged."""
-        found = self.checkpoints and self.checkpoints.restore(self.plan.shapes(), self.report, step)
-        return found or (0, self.fresh())
+        damaged, or one that is on its way to the disk cannot be written."""
+        if self.checkpoints is None:
+            return 0, self.fresh()
+        self.checkpoints.finish()
+        return self.checkpoints.restore(self.plan.shapes(), self.report, step) or (0, self.fresh())
 
     def advance(self, state: State, first: int, last: int) -> State:
         """The state after the steps from `first` up to `last`, which is not taken; the one before is donated."""

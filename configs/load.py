@@ -141,10 +141,15 @@ def from_json(text: str) -> Experiment:
     """The config that `to_json` wrote. Raises UserError where the text is not one."""
     try:
         nested = json.loads(text)
-        flat = {knob: tuple(value) if isinstance(value, list) else value for knob, value in flatten_json(nested)}
+        flat = {knob: tupled(value) for knob, value in flatten_json(nested)}
         return replace(Experiment(), flat)
     except (ValueError, AttributeError, TypeError) as error:
         raise UserError(f"not a config: {error}") from error
+
+
+def tupled(value):
+    """JSON's lists, at any depth, as the tuples that they were."""
+    return tuple(map(tupled, value)) if isinstance(value, list) else value
 
 
 def flatten_json(nested: dict, prefix: str = ""):

@@ -91,10 +91,14 @@ class Data:
     """Sequences in a batch, over all devices."""
     sequence: int = 128
     """Tokens in a sequence."""
+    skip: tuple[tuple[int, int], ...] = ()
+    """Pairs of a step and a number of batches: from that step on the sequence of batches is so many further along, these left out."""
 
     def __post_init__(self):
         require(self.batch > 0, f"data.batch = {self.batch}: must be positive")
         require(self.sequence > 0, f"data.sequence = {self.sequence}: must be positive")
+        require(all(step >= 0 and batches > 0 for step, batches in self.skip),
+                f"data.skip = {self.skip}: pairs of a step, not negative, and a number of batches, positive")
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,25 @@ class Instruments:
     """Sequences in the probe batch, the same held-out ones in every run over the same data."""
     rows: int = 16
     """Query rows per sequence from which logit quantiles and histograms are taken."""
+
+
+@dataclass(frozen=True)
+class Spikes:
+    """Values far above those before them: of train/loss, train/grad_norm, train/update_rms, and the largest attention logit of a panel."""
+
+    action: Literal["record", "stop"] | None = None
+    """At a spike keep the evidence in spikes/STEP and go on, or keep it and end the run with exit status 3. None: off."""
+    deviations: float = 6.0
+    """Standard deviations above the mean of the values before at which a value is a spike."""
+    window: int = 128
+    """Values before, at most, that mean and deviation are of; nothing is judged until there are 20."""
+    ring: int | None = None
+    """Panels of the last steps that the evidence holds: each step then measures one on the device. None: off."""
+
+    def __post_init__(self):
+        require(self.deviations > 0, f"spikes.deviations = {self.deviations}: must be positive")
+        require(self.window >= 20, f"spikes.window = {self.window}: must be at least 20")
+        require(self.ring is None or self.ring > 0, f"spikes.ring = {self.ring}: must be positive, or None for off")
 
 
 @dataclass(frozen=True)
@@ -185,6 +208,7 @@ class Experiment:
     data: Data = Data()
     mesh: Mesh = Mesh()
     instruments: Instruments = Instruments()
+    spikes: Spikes = Spikes()
     eval: Eval = Eval()
     checkpoint: Checkpoint = Checkpoint()
     run: Run = Run()

@@ -31,14 +31,25 @@ class OtherModel(UserError):
     """A checkpoint is of another model."""
 
 
+class Kept:
+    """A preservation policy of orbax: the steps that were asked for."""
+
+    def __init__(self):
+        self.steps: set[int] = set()
+
+    def should_preserve(self, checkpoints, *, context) -> list[bool]:
+        return [checkpoint.step in self.steps for checkpoint in checkpoints]
+
+
 class Checkpoints:
-    """The checkpoints of a run: written in the background, the latest `keep` and the best by held-out loss kept."""
+    """The checkpoints of a run: written in the background, the latest `keep`, the best by held-out loss and those of `kept` preserved."""
 
     def __init__(self, directory: Path, config: Experiment, read_only: bool = False):
         self.directory, self.config = directory.absolute(), config
         quieten()
         best = BestN(get_metric_fn=lambda metrics: metrics["eval_loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False)
-        policy = AnyPreservationPolicy([LatestN(config.checkpoint.keep), best])
+        self.kept = Kept()
+        policy = AnyPreservationPolicy([LatestN(config.checkpoint.keep), best, self.kept])
         options = ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=not read_only, read_only=read_only)
         self.manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -82,13 +93,19 @@ class Checkpoints:
         self.manager.reload()
         return sorted(self.manager.all_steps(), reverse=True)
 
-    def restore(self, shapes: State, report) -> tuple[int, State] | None:
-        """The newest sound checkpoint laid out as `shapes` says, or None where nothing was saved.
+    def keep_before(self, step: int) -> int | None:
+        """Preserves the newest checkpoint at or before a step, and tells which that is."""
+        newest = max((saved for saved in self.manager.all_steps() if saved <= step), default=None)
+        self.kept.steps |= {newest} - {None}
+        return newest
+
+    def restore(self, shapes: State, report, at_most: int | None = None) -> tuple[int, State] | None:
+        """The newest sound checkpoint (at or before step `at_most`) laid out as `shapes` says, or None where nothing was saved.
 
         A damaged one is named through `report` and passed over. Raises UserError where a checkpoint belongs to another model, or where
         all are damaged.
         """
-        steps = self.steps()
+        steps = [step for step in self.steps() if at_most is None or step <= at_most]
         for step in steps:
             try:
                 return step, self.read(step, shapes)

@@ -56,10 +56,11 @@ class Log:
         if not continued:
             self.describe(config)
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl and its events: numbers under their key, per-layer values as <key>/layer_<index>."""
+    def write(self, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        """One line of metrics.jsonl and its events: numbers under their key, per-layer values as <key>/layer_<index>. Returns them as
+        plain numbers."""
         values = {key: plain(key, value) for key, value in values.items()}
-        self.lines.write(json.dumps({"step": step} | {key: spelled(value) for key, value in values.items()}, allow_nan=False) + "\n")
+        self.lines.write(line_of(step, values))
         self.lines.flush()
         summary = []
         for key, value in (values | headline(values)).items():
@@ -72,6 +73,7 @@ class Log:
             else:
                 summary.append(Summary.Value(tag=key, simple_value=value))
         self.event(step, summary=Summary(value=summary))
+        return values
 
     def clock(self, step: int, values: Mapping[str, float]) -> None:
         """Times, to TensorBoard alone: metrics.jsonl holds only what a repeated run repeats."""
@@ -103,6 +105,11 @@ class Log:
         self.flush()
         self.events.close()
         self.lines.close()
+
+
+def line_of(step: int, values: Mapping[str, Any]) -> str:
+    """The line of metrics.jsonl for plain numbers."""
+    return json.dumps({"step": step} | {key: spelled(value) for key, value in values.items()}, allow_nan=False) + "\n"
 
 
 def string(value: bytes) -> TensorProto:

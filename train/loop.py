@@ -1,5 +1,6 @@
 """A run, from config to summary, top to bottom."""
 
+import functools
 import itertools
 import json
 import sys
@@ -14,15 +15,18 @@ from models.description import warnings
 from train import directory as run_directory
 from train.checkpoint import Checkpoints
 from train.clock import Clock
-from train.data.batches import held_out_batch, training_batches
+from train.data.batches import contents, held_out_batch, training_batches
 from train.data.corpus import Corpus, read
 from train.guard import EXIT, Signals
-from train.log import Log, spelled
+from train.log import METRICS, Log, read_lines, spelled
 from train.mesh import join_processes, make_mesh
+from train.nonfinite import all_finite, origin
 from train.optim import numbers
 from train.recorder import Diverged, Recorder
+from train.replay import Replay
+from train.spikes import Spiked, Watch
 from train.state import make_plan
-from train.step import make_programs
+from train.step import due, make_programs
 from train.summary import summarise
 from train.warm_start import start
 
@@ -47,9 +51,11 @@ def run(config: Experiment) -> int:
         done, state = checkpoints.restore(plan.shapes(), console.print) or (0, fresh())
         run_directory.describe(directory, conditions(config, corpus), done if continued else None)
         log, clock = Log(directory, config, done if continued else None), Clock(config.data.batch * config.data.sequence)
-        step, steps, status = done, config.train.steps, "failed"
+        of_batch = functools.partial(contents, corpus, config.data, config.train.seed)
+        watch = Watch(config, directory, checkpoints, of_batch, read_lines(directory / METRICS), console.print)
+        step, steps, status, cause = done, config.train.steps, "failed", None
         try:
-            with Recorder(log, clock, config, done) as recorder, jax.transfer_guard_device_to_host("disallow"):
+            with Recorder(log, clock, config, done, watch.judge) as recorder, jax.transfer_guard_device_to_host("disallow"):
                 for step in itertools.count(done):
                     values: dict[str, Any] = {}
                     if step == steps or due(config.eval.every, step):
@@ -60,24 +66,32 @@ def run(config: Experiment) -> int:
                     if step > done and config.checkpoint.every and (stopping or due(config.checkpoint.every, step)):
                         recorder.settle()
                         log.flush()  # what a run continued from here will not write again
+                        if not all_finite(state.parameters):
+                            raise Diverged(step, "a parameter is not finite, and no checkpoint holds it,")
                         checkpoints.save(step, state, values.get("eval/loss"))
                         clock.restart()
                     if stopping:
                         break
-                    train = programs.loud if due(config.instruments.every, step) else programs.quiet
-                    state, panel = train(state, batch(step))
-                    recorder.push(step, values | panel, timed=not values)
+                    state, panel = programs.training(step)(state, batch(step))
+                    recorder.push(step, values | watch.written(step, panel), timed=not values)
                 if step == steps:
                     recorder.push(step, values, timed=False)
                 recorder.settle()
                 checkpoints.finish()
                 status = "completed" if step == steps else signals.received
         except Diverged as error:
-            status, step = "diverged", error.step
+            state, status, step = None, "diverged", error.step  # room for the state that is repeated
             console.print(f"diverged: {error}")
+            if config.spikes.ring:
+                watch.keep(step, {})
+            cause = origin(Replay(plan, programs, batch, checkpoints, fresh, console.print), step, held_out)
+            console.print(cause)
+        except Spiked as error:
+            status, step, cause = "diverged", error.step, str(error)
+            console.print(f"stopped: {error}; the evidence is in {watch.folder}/{step}")
         finally:
             checkpoints.close()
-            summary = summarise(directory, plan, status, step, clock, corpus)
+            summary = summarise(directory, plan, status, step, clock, corpus) | {"cause": cause}
             run_directory.write(directory / run_directory.SUMMARY, json.dumps(spelled(summary), indent=1) + "\n")
     tell(directory, summary)
     return EXIT[status]
@@ -89,11 +103,6 @@ def conditions(config: Experiment, corpus: Corpus) -> dict[str, Any]:
     for line in warned:
         console.print(f"warning: {line}")
     return run_directory.conditions_here(config, corpus) | {"warnings": warned}
-
-
-def due(every: int | None, step: int) -> bool:
-    """Whether something that happens every so many steps, from step 0 on, happens at this one."""
-    return every is not None and step % every == 0
 
 
 def keep_compiled(folder: str | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 
 @jax.tree_util.register_dataclass
@@ -95,15 +95,33 @@ def collapse(records):
 def spike_score(series: np.ndarray, sigmas: float = 7.0, window: int = 1000, least: int = 20) -> float:
     """Percent of values that lie at least `sigmas` standard deviations above the mean of the (up to) `window` values before them.
 
-    The first `least` values are not judged. Source: OLMo 2, arXiv 2501.00656, section 3 (7 standard deviations, window 1,000).
+    The first `least` values are not judged, and values that are not finite (their steps diverged or were skipped) are left out.
+    Source: OLMo 2, arXiv 2501.00656, section 3 (7 standard deviations, window 1,000).
     """
+    series = series[np.isfinite(series)]
+    return float(100 * np.mean(spiking(series, sigmas, window, least)[least:])) if len(series) > least else 0.0
+
+
+def spike_score_of_steps(loss: np.ndarray, grad_norm: np.ndarray, sigmas: float = 6.0, window: int = 128) -> float:
+    """Percent of steps, of all, at which the loss or the gradient norm lies at least `sigmas` standard deviations above the mean of the
+    `window` values before it, of which none may be missing.
+
+    Source: OLMo-core, StabilityMonitorCallback (6 standard deviations, window 128).
+    """
+    finite = np.isfinite(loss) & np.isfinite(grad_norm)
+    either = np.logical_or(*(spiking(series[finite], sigmas, window, window) for series in (loss, grad_norm)))
+    return float(100 * np.mean(either)) if len(either) else 0.0
+
+
+def spiking(series: Float[np.ndarray, "n"], sigmas: float, window: int, least: int) -> Bool[np.ndarray, "n"]:
+    """Which values lie at least `sigmas` standard deviations above the mean of the (up to) `window`, but at least `least`, before them."""
     if len(series) <= least:
-        return 0.0
-    x = np.asarray(series, np.float64) - np.nanmedian(series)  # sums of squares of what lies far from zero cancel
+        return np.zeros(len(series), bool)
+    x = np.asarray(series, np.float64) - np.median(series)  # sums of squares of what lies far from zero cancel
     sums, squares = (np.concatenate(([0.0], np.cumsum(y))) for y in (x, x * x))
     at = np.arange(least, len(x))
     start = np.maximum(at - window, 0)
     n = at - start
     mean = (sums[at] - sums[start]) / n
     deviation = np.sqrt(np.maximum((squares[at] - squares[start]) / n - mean**2, 0))
-    return float(100 * np.mean(x[at] >= mean + sigmas * np.maximum(deviation, 1e-12)))
+    return np.concatenate((np.zeros(least, bool), x[at] >= mean + sigmas * np.maximum(deviation, 1e-12)))

@@ -1,5 +1,6 @@
 """Writes what steps measured, one step behind the device."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,19 +16,19 @@ FINITE = ("train/loss", "train/grad_norm", "eval/loss")
 
 
 class Diverged(Exception):
-    """A loss or the gradient is not finite."""
+    """A loss, the gradient or a parameter is not finite."""
 
-    def __init__(self, step: int, key: str, value: float):
-        super().__init__(f"{key} is {value} at step {step}; the panels before it are in metrics.jsonl")
+    def __init__(self, step: int, what: str):
+        super().__init__(f"{what} at step {step}; the panels before it are in metrics.jsonl")
         self.step = step
 
 
 class Recorder:
     """As a context: a progress bar, the log, and the clock of the steps. `push` hands over the metrics of the step just dispatched and
-    writes those of the step before it, so that the device never waits for the host."""
+    writes those of the step before it, so that the device never waits for the host; `judge` then gets the step and its line."""
 
-    def __init__(self, log: Log, clock: Clock, config: Experiment, done: int):
-        self.log, self.clock = log, clock
+    def __init__(self, log: Log, clock: Clock, config: Experiment, done: int, judge: Callable[[int, dict[str, Any]], None]):
+        self.log, self.clock, self.judge = log, clock, judge
         self.stops = config.train.on_nonfinite == "stop"
         columns = (TextColumn("step {task.completed:>5}/{task.total}"), BarColumn(), TextColumn("loss {task.fields[loss]:.4f}"),
                    TextColumn("{task.fields[rate]:,.0f} tokens/s"), TimeRemainingColumn())
@@ -55,7 +56,7 @@ class Recorder:
             return
         (step, values, timed), self.pending = self.pending, None
         values = jax.device_get(values)
-        self.log.write(step, values)
+        line = self.log.write(step, values)
         seconds = self.clock.step()
         if not timed:
             self.clock.restart()
@@ -65,4 +66,5 @@ class Recorder:
             self.bar.update(self.task, completed=step + 1, loss=float(values["train/loss"]), rate=self.clock.tokens_per_second() or 0.0)
         for key in FINITE:
             if self.stops and key in values and not np.isfinite(values[key]):
-                raise Diverged(step, key, float(values[key]))
+                raise Diverged(step, f"{key} is {line[key]}")
+        self.judge(step, line)

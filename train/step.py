@@ -78,31 +78,38 @@ def bias_updates(plan: Plan, routing: list[Routing | None]) -> dict[str, Array]:
     return {row.path: jnp.stack([of_layer(layer) for layer in row.layers]) for row in plan.rows if row.role == "moe.selection.bias"}
 
 
+def updates_of(plan: Plan, state: State, gradient: dict[str, Array], routing: list[Routing | None]) -> tuple[dict[str, Array], Any]:
+    """The update of each parameter by path, and the optimiser's state after it."""
+    updates, optimizer = plan.optimizer(state.numbers).update(gradient, state.optimizer, state.parameters)
+    return updates | bias_updates(plan, routing), optimizer
+
+
 def make_step(plan: Plan, loud: bool) -> Callable[[State, Int[Array, "b t"]], tuple[State, Published]]:
     """The training step, compiled with the plan's layout; the state is donated. A loud one also publishes the panel.
 
     Both publish train/loss (cross entropy, nats per token), train/z_loss, train/router_loss (of mixtures, weighted; the three together
-    are what is minimised), train/grad_norm (before clipping), train/learning_rate and train/skipped. Where train.on_nonfinite is "skip",
-    a step whose loss or gradient is not finite changes nothing but its count.
+    are what is minimised), train/grad_norm (before clipping), train/update_rms (over all parameters), train/learning_rate and
+    train/skipped. Where train.on_nonfinite is "skip", a step whose loss, gradient or update is not finite changes nothing but its count.
     """
     config, panel = plan.config, PANEL if loud else ()
 
     def step(state: State, tokens: Int[Array, "b t"]) -> tuple[State, Published]:
         key = noise_key(state.seed, state.step)
         loss, of_parameters, published, routing = gradients(plan, panel, state.parameters, tokens, config.train.accumulate, key)
-        updates, optimizer = plan.optimizer(state.numbers).update(of_parameters, state.optimizer, state.parameters)
-        updates = updates | bias_updates(plan, routing)
+        updates, optimizer = updates_of(plan, state, of_parameters, routing)
+        update_rms = optax.tree.norm(updates) / sum(row.size for row in plan.rows) ** 0.5
         grad_norm, share = optax.tree.norm(of_parameters), share_of_peak(config.optim, config.train.steps, state.numbers)
         skipped = state.skipped
         new = optax.apply_updates(state.parameters, updates), optimizer
         if config.train.on_nonfinite == "skip":
-            finite = jnp.isfinite(loss.total) & jnp.isfinite(grad_norm)
+            finite = jnp.isfinite(loss.total) & jnp.isfinite(grad_norm) & jnp.isfinite(update_rms)
             new = jax.tree.map(lambda ours, old: jnp.where(finite, ours, old), new, (state.parameters, state.optimizer))
             skipped = skipped + ~finite
         published |= {
             "train/loss": loss.cross_entropy,
             "train/z_loss": config.train.z_loss * loss.squared_log_z,
             "train/grad_norm": grad_norm,
+            "train/update_rms": update_rms,
             "train/learning_rate": state.numbers["learning_rate"] * share(state.step - state.skipped),
             "train/skipped": skipped,
         }
@@ -153,14 +160,24 @@ def compile_on(plan: Plan, function, inputs, outputs, donate=()):
 @dataclass(frozen=True)
 class Programs:
     """The compiled programs of a run; what its config never calls is None. `fresh` makes the state before the first step, from a seed and
-    the optimiser's numbers; `seconds`: what compiling each of the others took."""
+    the optimiser's numbers; `every`: steps between two loud ones; `seconds`: what compiling each of the others took."""
 
     fresh: Callable[..., State]
     quiet: Callable | None
     loud: Callable | None
     probe: Callable | None
     evaluate: Callable[[Any, list[Array]], Array]
+    every: int | None
     seconds: dict[str, float]
+
+    def training(self, step: int) -> Callable[[State, Array], tuple[State, Published]]:
+        """The program that trains at a step."""
+        return self.loud if due(self.every, step) else self.quiet
+
+
+def due(every: int | None, step: int) -> bool:
+    """Whether something that happens every so many steps, from step 0 on, happens at this one."""
+    return every is not None and step % every == 0
 
 
 def make_programs(plan: Plan) -> Programs:
@@ -172,7 +189,8 @@ def structure(config: Experiment) -> Experiment:
     """The config without what the programs do not depend on: the optimiser's numbers, the seed, the run's name and intervals."""
     default = Experiment()
     knobs = [f"optim.{knob}" for knob in NUMBERS if getattr(config.optim, knob) is not None]
-    knobs += ["train.seed", "init.from", *(knob for knob in flatten(config) if knob.startswith(("run.", "checkpoint.", "eval.")))]
+    knobs += ["train.seed", "init.from", "data.skip", "spikes.action", "spikes.deviations", "spikes.window"]
+    knobs += [*(knob for knob in flatten(config) if knob.startswith(("run.", "checkpoint.", "eval.")))]
     return replace(config, {knob: flatten(default)[knob] for knob in knobs if knob != "optim.warmup"} | {"optim.warmup": 0})
 
 
@@ -189,12 +207,12 @@ def programs_of(config: Experiment) -> Programs:
         seconds[name] = time.perf_counter() - start
         return found
 
-    trains = config.train.steps > 0
-    quiet = None if instruments.every == 1 or not trains else compiled("quiet", make_step(plan, loud=False), state, batch)
-    loud = None if instruments.every is None or not trains else compiled("loud", make_step(plan, loud=True), state, batch)
+    trains, every = config.train.steps > 0, instruments.every if config.spikes.ring is None else 1
+    quiet = None if every == 1 or not trains else compiled("quiet", make_step(plan, loud=False), state, batch)
+    loud = None if every is None or not trains else compiled("loud", make_step(plan, loud=True), state, batch)
     of_probe = state.parameters, plan.tokens(instruments.probe_batch)
     probe = None if instruments.probe_every is None else compiled("probe", make_probe(plan), *of_probe)
     of_batch = compiled("evaluate", make_evaluation(plan), state.parameters, batch)
     mean = jax.jit(lambda losses: jnp.mean(jnp.stack(losses)))
     evaluate = lambda parameters, batches: mean([of_batch(parameters, part) for part in batches])
-    return Programs(plan.maker, quiet, loud, probe, evaluate, seconds)
+    return Programs(plan.maker, quiet, loud, probe, evaluate, every, seconds)

@@ -12,13 +12,14 @@ from train.clock import Clock
 from train.data.corpus import Corpus, entropies
 from train.guard import Status
 from train.log import METRICS, read_lines
-from train.metrics import spike_score
+from train.metrics import spike_score, spike_score_of_steps
 from train.state import Plan
 
 
 def summarise(directory: Path, plan: Plan, status: Status, step: int, clock: Clock, corpus: Corpus) -> dict[str, Any]:
     """Losses are cross entropies in nats per token; the training loss is that of the last step, spike_score that of the gradient norm
-    (`train.metrics.spike_score`), largest_attention_logit over all panels; step_seconds leave out compilation and evaluations."""
+    (`train.metrics.spike_score`, by OLMo 2), spike_score_of_steps that of loss and gradient norm (by OLMo-core), largest_attention_logit
+    over all panels; step_seconds leave out compilation and evaluations."""
     lines = read_lines(directory / METRICS)
     unigram, bigram = entropies(corpus.held_out)
     series = lambda key: [float(line[key]) for line in lines if key in line]
@@ -35,6 +36,7 @@ def summarise(directory: Path, plan: Plan, status: Status, step: int, clock: Clo
         "step_seconds": clock.percentiles(),
         "largest_attention_logit": max(logits) if logits else None,
         "spike_score": spike_score(np.asarray(series("train/grad_norm"))),
+        "spike_score_of_steps": spike_score_of_steps(np.asarray(train), np.asarray(series("train/grad_norm"))),
         "skipped_steps": int(series("train/skipped")[-1]) if train else 0,
         "parameters": counts(plan.rows),
         "flops_per_token": flops_per_token(plan.config.model, plan.rows, plan.config.data.sequence),

@@ -49,6 +49,9 @@ IMPOSSIBLE = [
     ({"instruments.probe_batch": 0}, "instruments.probe_batch = 0"), ({"instruments.rows": 0}, "instruments.rows = 0"),
     ({"eval.every": 0}, "eval.every = 0"), ({"eval.batches": 0}, "eval.batches = 0"), ({"checkpoint.every": 0}, "checkpoint.every = 0"),
     ({"checkpoint.keep": 0}, "checkpoint.keep = 0"),
+    ({"data.skip": ((-1, 2),)}, "data.skip = ((-1, 2),)"), ({"data.skip": ((4, 0),)}, "data.skip = ((4, 0),)"),
+    ({"spikes.deviations": 0.0}, "spikes.deviations = 0.0"), ({"spikes.window": 19}, "spikes.window = 19"),
+    ({"spikes.ring": 0}, "spikes.ring = 0"),
 ]
 
 
@@ -59,7 +62,8 @@ def test_impossible_runs(changes, named):
 
 
 KNOBS = knob_types(Experiment)
-EXAMPLES = {"model.pattern": ("norm.kind=layer",), "model.overrides": ("0: norm.kind=layer",), "data.source": "some/text.txt"}
+EXAMPLES = {"model.pattern": ("norm.kind=layer",), "model.overrides": ("0: norm.kind=layer",), "data.source": "some/text.txt",
+            "data.skip": ((40, 8), (60, 1))}
 MSCALES = {"model.rope.scaling.mscale": 1.0, "model.rope.scaling.mscale_all_dim": 1.0}
 GROUPS = {"model.moe.groups": 2, "model.moe.group_top_k": 1}
 NEEDS = {  # what must be set for a knob to have another value

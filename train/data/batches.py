@@ -1,6 +1,7 @@
 """Batches as a pure function of (seed, step): resume is a seek, and no process count or mesh changes what is seen."""
 
 from collections.abc import Callable
+from typing import Any
 
 import grain
 import jax
@@ -45,11 +46,26 @@ def place(rows: Callable[[int], np.ndarray], shape: tuple[int, int], mesh) -> In
     return jax.make_array_from_callback(shape, NamedSharding(mesh, BATCH), part)
 
 
-def training_batches(corpus: Corpus, data: Data, seed: int, mesh) -> Callable[[int], Int[Array, "b t"]]:
-    """Step (from 0) to its batch [data.batch, data.sequence + 1]: windows of the training text, shuffled anew each epoch."""
+def training_windows(corpus: Corpus, data: Data, seed: int) -> Callable[[int, int], int]:
+    """(step, row), both from 0, to the place of the row's window in the training text: shuffled anew each epoch, and from each step of
+    data.skip on so many batches further along."""
     check_size(corpus, data.sequence)
-    windows = grain.MapDataset.source(Windows(corpus.train, data.sequence)).seed(seed).shuffle().repeat()
-    return lambda step: place(lambda row: windows[step * data.batch + row], (data.batch, data.sequence + 1), mesh)
+    order = grain.MapDataset.source(range(len(Windows(corpus.train, data.sequence)))).seed(seed).shuffle().repeat()
+    batches = lambda step: step + sum(skipped for start, skipped in data.skip if step >= start)
+    return lambda step, row: int(order[batches(step) * data.batch + row])
+
+
+def training_batches(corpus: Corpus, data: Data, seed: int, mesh) -> Callable[[int], Int[Array, "b t"]]:
+    """Step (from 0) to its batch [data.batch, data.sequence + 1]: the windows of the training text that `training_windows` tells."""
+    of, windows = training_windows(corpus, data, seed), Windows(corpus.train, data.sequence)
+    return lambda step: place(lambda row: windows[of(step, row)], (data.batch, data.sequence + 1), mesh)
+
+
+def contents(corpus: Corpus, data: Data, seed: int, step: int) -> dict[str, Any]:
+    """What the batch of a step holds: the places of its windows, and their text."""
+    of, windows = training_windows(corpus, data, seed), Windows(corpus.train, data.sequence)
+    places = [of(step, row) for row in range(data.batch)]
+    return {"step": step, "windows": places, "text": [windows[place].tobytes().decode(errors="replace") for place in places]}
 
 
 def held_out_batch(corpus: Corpus, data: Data, mesh, rows: int, part: int = 0, parts: int = 1) -> Int[Array, "b t"]:

@@ -83,7 +83,7 @@ class Largest:
         if jax.process_count() == 1:
             return number
         given, largest = over_processes()
-        told, self.pending = self.pending, largest(jax.make_array_from_callback(given.mesh.shape["all"], given, lambda _: np.int32([number])))
+        told, self.pending = self.pending, largest(jax.make_array_from_callback((given.mesh.size,), given, lambda _: np.int32([number])))
         return int(jax.device_get(told))
 
 

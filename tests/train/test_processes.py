@@ -11,7 +11,7 @@ import pytest
 
 from configs.knobs import replace
 from configs.load import load
-from tests.train.processes import ROOT, lines_of, start, strict_json, training, wait_for, write_config
+from tests.train.processes import lines_of, start, strict_json, training, wait_for, write_config
 from tests.train.small import text_of
 from train.loop import run
 
@@ -37,9 +37,8 @@ def whole(config, tmp_path_factory):
 
 
 def run_here(config: Path, root: Path, resume: bool = False) -> int:
-    cache = str(ROOT / ".cache" / "jax-tests-runs")
-    return run(replace(load(str(config)), KNOBS | {"run.root": str(root), "run.resume": resume, "run.progress": False,
-                                                   "run.compilation_cache": cache}))
+    here = {"run.root": str(root), "run.resume": resume, "run.progress": False, "run.compilation_cache": None}
+    return run(replace(load(str(config)), KNOBS | here))
 
 
 def start_pair(config: Path, root: Path, *words: str) -> list[subprocess.Popen]:

@@ -17,6 +17,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 from configs.knobs import diff
 from configs.load import UserError, from_json, to_json
 from configs.schema import Experiment
+from train.processes import decided_by_first, first_line
 from train.state import State
 
 MODEL = "model."
@@ -56,7 +57,7 @@ class Checkpoints:
     def save(self, step: int, state: State, eval_loss: jax.Array | None) -> None:
         """Starts saving the state after `step` updates. Raises SaveError where this save, or one before it, cannot be written."""
         arrays = named(state)
-        self.check_space(sum(x.nbytes for x in arrays.values()))
+        decided_by_first(lambda: self.has_space(sum(x.nbytes for x in arrays.values())))
         config = to_json(self.config)
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(arrays),
@@ -77,11 +78,12 @@ class Checkpoints:
         except Exception as error:  # orbax passes on whatever the file system or tensorstore raised, as bare Exceptions too
             raise self.save_error(first_line(error)) from error
 
-    def check_space(self, size: int) -> None:
-        """Raises SaveError where the disk has no room for `size` bytes: told before anything is written."""
+    def has_space(self, size: int) -> bool:
+        """Whether the disk has room for `size` bytes. Raises SaveError where it has none: told before anything is written."""
         free = shutil.disk_usage(self.directory).free
         if free < size:
             raise self.save_error(f"the disk is full: {size / 1e6:,.1f} MB are needed, {free / 1e6:,.1f} MB are free")
+        return True
 
     def save_error(self, reason: str) -> SaveError:
         steps = self.steps()
@@ -172,12 +174,6 @@ def mix(h: jax.Array) -> jax.Array:
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         h = (h ^ (h >> shift)) * jnp.uint32(factor)
     return h ^ (h >> 16)
-
-
-def first_line(error: Exception) -> str:
-    """What an exception says, cut to one short line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."
 
 
 def quieten() -> None:

@@ -17,6 +17,7 @@ from configs.load import UserError, fingerprint, from_json, to_json
 from configs.schema import Experiment
 from train.data.corpus import Corpus
 from train.kernels import kernels
+from train.processes import decided_by_first
 
 CONFIG, CONDITIONS, SUMMARY = "config.json", "conditions.json", "summary.json"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "tensorboard")
@@ -28,16 +29,21 @@ def claim(config: Experiment) -> tuple[Path, bool]:
     """The directory <run.root>/<run.name>, and whether it holds this run already and is to be continued; a new one gets config.json.
 
     Raises UserError, and changes nothing, where it holds another config (the difference is told), holds this one and run.resume is
-    not set, or holds something else.
+    not set, or holds something else. Process 0 looks and writes.
     """
     directory = Path(config.run.root).expanduser() / config.run.name
+    return directory, decided_by_first(lambda: claimed_before(directory, config))
+
+
+def claimed_before(directory: Path, config: Experiment) -> bool:
+    """Whether this run has claimed the directory before and is to be continued; otherwise it claims it."""
     held = directory / CONFIG
     if not held.exists():
         if directory.exists() and any(directory.iterdir()):
             raise UserError(f"run directory {directory} is not empty and holds no {CONFIG}; choose another --run.name")
         directory.mkdir(parents=True, exist_ok=True)
         write(held, to_json(config))
-        return directory, False
+        return False
     try:
         before = from_json(held.read_text())
     except UserError as error:
@@ -48,7 +54,7 @@ def claim(config: Experiment) -> tuple[Path, bool]:
                         "choose another --run.name, or give the same knobs")
     if not config.run.resume:
         raise UserError(f"run directory {directory} holds this run already: continue it with --run.resume, or choose another --run.name")
-    return directory, True
+    return True
 
 
 def config_of(directory: Path) -> Experiment:

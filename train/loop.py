@@ -19,9 +19,10 @@ from train.data.batches import contents, held_out_batch, training_batches
 from train.data.corpus import Corpus, read
 from train.guard import EXIT, Signals
 from train.log import METRICS, Log, read_lines, spelled
-from train.mesh import join_processes, make_mesh
+from train.mesh import make_mesh
 from train.nonfinite import all_finite, origin
 from train.optim import numbers
+from train.processes import failing_alone, join_processes, one_record
 from train.recorder import Diverged, Recorder
 from train.replay import Replay
 from train.spikes import Spiked, Watch
@@ -43,16 +44,17 @@ def run(config: Experiment) -> int:
     parts = config.eval.batches
     held_out = [held_out_batch(corpus, config.data, plan.mesh, config.data.batch, part, parts) for part in range(parts)]
     probe_batch = held_out_batch(corpus, config.data, plan.mesh, config.instruments.probe_batch)
-    directory, continued = run_directory.claim(config)
-    with Signals() as signals:
-        checkpoints = Checkpoints(directory / "checkpoints", config)
+    claimed, continued = run_directory.claim(config)
+    with Signals() as signals, failing_alone(), one_record(claimed) as directory:
+        checkpoints = Checkpoints(claimed / "checkpoints", config)
         programs = make_programs(plan)
         fresh = lambda: start(plan, programs.fresh(config.train.seed, numbers(config.optim)), probe_batch, console.print)
         done, state = checkpoints.restore(plan.shapes(), console.print) or (0, fresh())
         run_directory.describe(directory, conditions(config, corpus), done if continued else None)
         log, clock = Log(directory, config, done if continued else None), Clock(config.data.batch * config.data.sequence)
         of_batch = functools.partial(contents, corpus, config.data, config.train.seed)
-        watch = Watch(config, directory, checkpoints, of_batch, read_lines(directory / METRICS), console.print)
+        before = [line for line in read_lines(claimed / METRICS) if line["step"] < done]
+        watch = Watch(config, directory, checkpoints, of_batch, before, console.print)
         step, steps, status, cause = done, config.train.steps, "failed", None
         try:
             with Recorder(log, clock, config, done, watch.judge) as recorder, jax.transfer_guard_device_to_host("disallow"):
@@ -62,7 +64,7 @@ def run(config: Experiment) -> int:
                         values["eval/loss"] = programs.evaluate(state.parameters, held_out)
                     if due(config.instruments.probe_every, step):
                         values |= programs.probe(state.parameters, probe_batch)
-                    stopping = step == steps or signals.received
+                    stopping = step == steps or signals.agree()
                     if step > done and config.checkpoint.every and (stopping or due(config.checkpoint.every, step)):
                         recorder.settle()
                         log.flush()  # what a run continued from here will not write again
@@ -78,7 +80,7 @@ def run(config: Experiment) -> int:
                     recorder.push(step, values, timed=False)
                 recorder.settle()
                 checkpoints.finish()
-                status = "completed" if step == steps else signals.received
+                status = "completed" if step == steps else signals.agreed
         except Diverged as error:
             state, status, step = None, "diverged", error.step  # room for the state that is repeated
             console.print(f"diverged: {error}")
@@ -93,7 +95,7 @@ def run(config: Experiment) -> int:
             checkpoints.close()
             summary = summarise(directory, plan, status, step, clock, corpus) | {"cause": cause}
             run_directory.write(directory / run_directory.SUMMARY, json.dumps(spelled(summary), indent=1) + "\n")
-    tell(directory, summary)
+        tell(directory, summary)
     return EXIT[status]
 
 

@@ -96,8 +96,6 @@ class Watch:
         """Writes the evidence of a step: panels.jsonl, the panels up to it that the ring holds; batch.json, its windows and their text; and
         spike.json, what was found and the checkpoint before, which is not deleted from then on."""
         checkpoint = self.checkpoints.keep_before(step)
-        if jax.process_index() > 0:
-            return
         folder = self.folder / str(step)
         folder.mkdir(parents=True, exist_ok=True)
         panels = jax.device_get([(at, panel) for at, panel in self.ring if at <= step][-(self.config.spikes.ring or 0):])

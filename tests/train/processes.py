@@ -49,8 +49,8 @@ def finish(words: list[str], timeout: float = 240, **changes: str) -> subprocess
     return subprocess.run(words, cwd=ROOT, env=environment(**changes), capture_output=True, text=True, timeout=timeout)
 
 
-def start(words: list[str]) -> subprocess.Popen:
-    return subprocess.Popen(words, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def start(words: list[str], **changes: str) -> subprocess.Popen:
+    return subprocess.Popen(words, cwd=ROOT, env=environment(**changes), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def wait_for(process: subprocess.Popen, happened, timeout: float = 120) -> None:

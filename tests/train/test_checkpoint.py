@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from configs.load import UserError
-from tests.train.small import plan_of, small
+from tests.train.small import SAME, plan_of, small, tokens_of
 from train.checkpoint import Checkpoints, digests
+from train.step import make_evaluation
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """orbax leaves coroutines unawaited where a read fails."""
@@ -83,6 +84,22 @@ def test_a_checkpoint_moves_to_another_mesh(saved, plan, states):
     assert step == 2 and same(state, states[2]) and told == []
     assert all(x.sharding == y.sharding for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(cube.shapes()), strict=True))
     assert digests({"x": state.parameters["embed"]}) == digests({"x": states[2].parameters["embed"]})
+
+
+def test_a_cubes_checkpoint_moves_to_a_row_and_to_one_device(tmp_path):
+    """Saved on data 2 x fsdp 2 x tensor 2, a checkpoint comes back to the bit on eight shares and on one device, and its held-out loss is
+    the same but for the order of the sums."""
+    cube = plan_of(small(KEEP | {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}))
+    state, checkpoints = at(cube.fresh(), 1), Checkpoints(tmp_path / "checkpoints", cube.config)
+    checkpoints.save(1, state, None)
+    checkpoints.finish()
+    checkpoints.close()
+    loss = lambda plan, state: float(make_evaluation(plan)(state.parameters, tokens_of(plan.config, plan.mesh)))
+    for mesh in ({"mesh.fsdp": 8}, {}):
+        plan = plan_of(small(KEEP | mesh))
+        (step, moved), told = restore(tmp_path / "checkpoints", plan)
+        assert step == 1 and same(moved, state) and told == []
+        assert loss(plan, moved) == pytest.approx(loss(cube, state), rel=SAME)
 
 
 @settings(max_examples=30, deadline=None)

@@ -74,6 +74,8 @@ class Train:
     """Operands of every matrix product; parameters, sums, residual stream and statistics stay float32."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """A loss or gradient that is not finite ends the run with exit status 3, or its update is skipped and counted."""
+    on_save_error: Literal["stop", "continue"] = "stop"
+    """A checkpoint that cannot be written ends the run with exit status 2, or is told in one line and training goes on."""
 
     def __post_init__(self):
         require(self.steps >= 0, f"train.steps = {self.steps}: must not be negative")

@@ -17,7 +17,7 @@ from train.clock import Clock
 from train.data.batches import held_out_batch, training_batches
 from train.data.corpus import Corpus, read
 from train.guard import EXIT, Signals
-from train.log import Log, spelled
+from train.log import METRICS, Log, digest_before, spelled
 from train.mesh import join_processes, make_mesh
 from train.optim import numbers
 from train.recorder import Diverged, Recorder
@@ -26,7 +26,7 @@ from train.step import make_programs
 from train.summary import summarise
 from train.warm_start import start
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def run(config: Experiment) -> int:
@@ -44,7 +44,9 @@ def run(config: Experiment) -> int:
         checkpoints = Checkpoints(directory / "checkpoints", config)
         programs = make_programs(plan)
         fresh = lambda: start(plan, programs.fresh(config.train.seed, numbers(config.optim)), probe_batch, console.print)
-        done, state = checkpoints.restore(plan.shapes(), console.print) or (0, fresh())
+        record = lambda step: digest_before(directory / METRICS, step)
+        tell_failure = console.print if config.train.on_save_error == "continue" else None
+        done, state = checkpoints.restore(plan.shapes(), console.print, record) or (0, fresh())
         run_directory.describe(directory, conditions(config, corpus), done if continued else None)
         log, clock = Log(directory, config, done if continued else None), Clock(config.data.batch * config.data.sequence)
         step, steps, status = done, config.train.steps, "failed"
@@ -60,7 +62,7 @@ def run(config: Experiment) -> int:
                     if step > done and config.checkpoint.every and (stopping or due(config.checkpoint.every, step)):
                         recorder.settle()
                         log.flush()  # what a run continued from here will not write again
-                        checkpoints.save(step, state, values.get("eval/loss"))
+                        checkpoints.save(step, state, values.get("eval/loss"), log.digest.hexdigest(), tell_failure)
                         clock.restart()
                     if stopping:
                         break
@@ -70,13 +72,13 @@ def run(config: Experiment) -> int:
                 if step == steps:
                     recorder.push(step, values, timed=False)
                 recorder.settle()
-                checkpoints.finish()
+                checkpoints.finish(tell_failure)
                 status = "completed" if step == steps else signals.received
         except Diverged as error:
             status, step = "diverged", error.step
             console.print(f"diverged: {error}")
         finally:
-            checkpoints.close()
+            checkpoints.close(console.print)
             summary = summarise(directory, plan, status, step, clock, corpus)
             run_directory.write(directory / run_directory.SUMMARY, json.dumps(spelled(summary), indent=1) + "\n")
     tell(directory, summary)

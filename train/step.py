@@ -172,7 +172,8 @@ def structure(config: Experiment) -> Experiment:
     """The config without what the programs do not depend on: the optimiser's numbers, the seed, the run's name and intervals."""
     default = Experiment()
     knobs = [f"optim.{knob}" for knob in NUMBERS if getattr(config.optim, knob) is not None]
-    knobs += ["train.seed", "train.on_save_error", "init.from", *(knob for knob in flatten(config) if knob.startswith(("run.", "checkpoint.", "eval.")))]
+    knobs += ["train.seed", "train.on_save_error", "init.from"]
+    knobs += [knob for knob in flatten(config) if knob.startswith(("run.", "checkpoint.", "eval."))]
     return replace(config, {knob: flatten(default)[knob] for knob in knobs if knob != "optim.warmup"} | {"optim.warmup": 0})
 
 

@@ -123,6 +123,14 @@ def to_json(config: Experiment) -> str:
     return json.dumps(dataclasses.asdict(config), indent=1) + "\n"
 
 
+def path_of(text: str) -> Path:
+    """The path that a text stands for. Raises UserError where it begins with the home of a user who is not known."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{text}: {first_line(error)}") from error
+
+
 def read_json(path: Path) -> dict:
     """The object in a JSON file. Raises UserError where the file is missing or damaged, or holds something else."""
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from configs.knobs import diff, tell
-from configs.load import UserError, fingerprint, read_config, read_json, to_json
+from configs.load import UserError, fingerprint, path_of, read_config, read_json, to_json
 from configs.schema import Experiment
 from train.data.corpus import Corpus
 from train.kernels import kernels
@@ -30,7 +30,7 @@ def claim(config: Experiment) -> tuple[Path, bool]:
     Raises UserError, and changes nothing, where it holds another config (the difference is told), holds this one and run.resume is
     not set, or holds something else.
     """
-    directory = Path(config.run.root).expanduser() / config.run.name
+    directory = path_of(config.run.root) / config.run.name
     held = directory / CONFIG
     if not held.exists():
         if directory.exists() and any(path != unfinished(held) for path in directory.iterdir()):  # a killed process may have left that

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from configs.load import path_of
 from configs.schema import Experiment
 from models.description import warnings
 from train import directory as run_directory
@@ -101,7 +102,7 @@ def due(every: int | None, step: int) -> bool:
 def keep_compiled(folder: str | None) -> None:
     """Keeps compiled programs in a folder, for the next process that needs the same."""
     if folder is not None:
-        jax.config.update("jax_compilation_cache_dir", str(Path(folder).expanduser()))
+        jax.config.update("jax_compilation_cache_dir", str(path_of(folder)))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

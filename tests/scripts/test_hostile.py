@@ -23,6 +23,7 @@ from models.parameters import bind, table
 from models.transformer import Transformer
 from tests.train.small import SMALL, small
 from train.command_line import exit_with, parse_experiment
+from train.loop import run
 from train.mesh import make_mesh
 
 ROOT = Path(__file__).parents[2]
@@ -78,8 +79,9 @@ def check_plan(config: Experiment) -> None:
 @given(overrides)
 def test_a_plan_is_run_or_refused(changes):
     """Two thousand overrides and more: each plan is accepted and its model's shapes evaluated, or refused in one or two lines."""
+    as_float = lambda knob, value: float(value) if type(value) is int and fits(0.5, KNOBS[knob]) and abs(value) < 2**63 else value
     try:
-        config = replace(small(), changes)
+        config = replace(small(), {knob: as_float(knob, value) for knob, value in changes.items()})  # beartype takes no int for a float
     except ValueError as error:
         assert is_short(str(error)), changes
         return
@@ -185,3 +187,12 @@ def test_no_pickle_in_a_source_of_parity(tmp_path):
     with pytest.raises(UserError, match=r"reference\.npz cannot be read"):
         compare(tmp_path)
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("knob", ["--data.source", "--run.root", "--init.from"])
+def test_the_home_of_nobody_is_told(knob, capsys):
+    """A path in the home of a user who is not known ends in a line."""
+    with pytest.raises(SystemExit) as end:
+        words = ["tiny", knob, "~nobody_here/x", "--run.compilation-cache", "None"]
+        exit_with(lambda: run(parse_experiment("scripts.train", "Train.", words)[0]))
+    assert end.value.code == 2 and "~nobody_here/x" in capsys.readouterr().err

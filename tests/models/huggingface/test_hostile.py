@@ -120,7 +120,7 @@ ABSURD = (-1, 0, 10**9, 10**30, 1.5, float("nan"), float("inf"), "NaN", [], [[]]
 
 
 @pytest.mark.parametrize("value", ABSURD, ids=repr)
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "qwen3_moe"])
 def test_a_key_of_absurd_value_is_told(name, value, tmp_path):
     """Whichever key has a value without sense: the checkpoint is refused in one line, or the key changes no number."""
     folder = copy(name, tmp_path)

@@ -3,10 +3,12 @@
 import ast
 import dataclasses
 import difflib
-import math
 import re
 import types
 import typing
+
+LARGEST = 2.0**128 - 2.0**104
+"""The largest float32."""
 
 
 def require(holds: bool, message: str) -> None:
@@ -19,7 +21,7 @@ def check_values(flat: dict[str, object], where: str = "") -> None:
     """Raises ValueError for a knob with a number that is not finite, a whole number beyond 32 bits, or a text that no file can hold."""
     for knob, value in flat.items():
         for part in value if isinstance(value, tuple) else (value,):
-            require(not isinstance(part, float) or math.isfinite(part), f"{where}{knob} = {value}: must be finite")
+            require(not isinstance(part, float) or abs(part) <= LARGEST, f"{where}{knob} = {value}: must be finite, in float32")
             require(not isinstance(part, int) or abs(part) < 2**31, f"{where}{knob} = {value}: must lie between -2^31 and 2^31")
             require(not isinstance(part, str) or ("\0" not in part and part == part.encode(errors="ignore").decode()),
                     f"{where}{knob} = {value!r}: must be text, without zero bytes")

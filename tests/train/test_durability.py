@@ -49,8 +49,8 @@ def test_a_long_run_grows_by_its_lines_alone(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Log, "write", write)
     knobs = {"data.source": str(tmp_path / "text.txt"), "train.steps": 601, "checkpoint.every": 100, "checkpoint.keep": 2,
-             "eval.every": 100, "eval.batches": 1, "instruments.every": 20, "instruments.probe_every": None, "run.root": str(tmp_path), "run.name": "run",
-             "run.progress": False, "run.compilation_cache": None}
+             "eval.every": 100, "eval.batches": 1, "instruments.every": 20, "instruments.probe_every": None,
+             "run.root": str(tmp_path), "run.name": "run", "run.progress": False, "run.compilation_cache": None}
     assert run(small(knobs)) == 0
     files, sizes = zip(*(held[step] for step in (200, 400, 600)), strict=True)
     assert max(files) <= files[0] + 2  # a save may be under way at one of the moments

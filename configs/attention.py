@@ -9,6 +9,9 @@ from configs.norm import NormContract
 QKNormKind = Literal["none", "head", "head_each", "whole", "l2"]
 Kernel = Literal["auto", "dense", "chunked", "library", "pallas"]
 
+MOST = 2**16
+"""Heads: above it a number is a slip."""
+
 
 @dataclass(frozen=True)
 class QKNorm:
@@ -62,7 +65,7 @@ class Attention:
     logits held; chunked: in blocks, memory linear in time; library: JAX's own, without max and entropy; pallas: a GPU or TPU program."""
 
     def __post_init__(self):
-        require(self.heads > 0, f"attention.heads = {self.heads}: must be positive")
+        require(0 < self.heads <= MOST, f"attention.heads = {self.heads}: must be positive, and at most {MOST}")
         require(self.head_width is None or self.head_width > 0,
                 f"attention.head_width = {self.head_width}: must be positive, or None for model.width / heads")
         groups = self.kv_heads or self.heads

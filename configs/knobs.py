@@ -7,11 +7,24 @@ import re
 import types
 import typing
 
+LARGEST = 2.0**128 - 2.0**104
+"""The largest float32."""
+
 
 def require(holds: bool, message: str) -> None:
     """Raises ValueError(message) unless `holds`: one line that names the knob, the value and the rule."""
     if not holds:
         raise ValueError(message)
+
+
+def check_values(flat: dict[str, object], where: str = "") -> None:
+    """Raises ValueError for a knob with a number that is not finite, a whole number beyond 32 bits, or a text that no file can hold."""
+    for knob, value in flat.items():
+        for part in value if isinstance(value, tuple) else (value,):
+            require(not isinstance(part, float) or abs(part) <= LARGEST, f"{where}{knob} = {value}: must be finite, in float32")
+            require(not isinstance(part, int) or abs(part) < 2**31, f"{where}{knob} = {value}: must lie between -2^31 and 2^31")
+            require(not isinstance(part, str) or ("\0" not in part and part == part.encode(errors="ignore").decode()),
+                    f"{where}{knob} = {value!r}: must be text, without zero bytes")
 
 
 def nearest(word: str, choices) -> str:
@@ -113,7 +126,7 @@ def parse_changes(text: str) -> dict[str, object]:
         require(bool(knob and equals and value), f"layer change {part!r}: must read knob=value, with no spaces inside")
         try:
             changes[knob] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # of deep nesting the last two
             changes[knob] = value
     return changes
 

@@ -32,10 +32,7 @@ def load(name_or_path: str) -> Experiment:
     """
     path = find(name_or_path, FOLDER, "config")
     if path.suffix == ".json":
-        try:
-            return from_json(path.read_text())
-        except UserError as error:
-            raise UserError(f"config file {path}: {error}") from error
+        return read_config(path)
     config = call(path, lambda module: module.config())
     if not isinstance(config, Experiment):
         raise UserError(f"config file {path}: config() must return a configs.schema.Experiment, not {type(config).__name__}")
@@ -126,15 +123,31 @@ def to_json(config: Experiment) -> str:
     return json.dumps(dataclasses.asdict(config), indent=1) + "\n"
 
 
+def path_of(text: str) -> Path:
+    """The path that a text stands for. Raises UserError where it begins with the home of a user who is not known."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{text}: {first_line(error)}") from error
+
+
 def read_json(path: Path) -> dict:
     """The object in a JSON file. Raises UserError where the file is missing or damaged, or holds something else."""
     try:
         held = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {first_line(error)}") from error
     if not isinstance(held, dict):
         raise UserError(f"{path} cannot be read: it holds no JSON object")
     return held
+
+
+def read_config(path: Path) -> Experiment:
+    """The config in a JSON file. Raises UserError, with the path, where it is missing, damaged or none."""
+    try:
+        return from_json(path.read_text())
+    except (UserError, OSError, ValueError) as error:
+        raise UserError(f"config file {path}: {first_line(error)}") from error
 
 
 def from_json(text: str) -> Experiment:
@@ -143,8 +156,14 @@ def from_json(text: str) -> Experiment:
         nested = json.loads(text)
         flat = {knob: tupled(value) for knob, value in flatten_json(nested)}
         return replace(Experiment(), flat)
-    except (ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"not a config: {error}") from error
+    except (ValueError, AttributeError, TypeError, ArithmeticError, RecursionError) as error:
+        raise UserError(f"not a config: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, cut to one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
 
 
 def tupled(value):

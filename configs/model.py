@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from configs.attention import Attention, Rope
-from configs.knobs import parse_changes, replace, require
+from configs.knobs import check_values, flatten, parse_changes, replace, require
 from configs.moe import Moe
 from configs.norm import Norm
 
 Activation = Literal["gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "silu"]
 InitKind = Literal["auto", "normal", "scaled", "fan_in", "deepnorm"]
+
+DEEPEST = 4096
+"""Layers: above it a number is a slip."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ class Model(Layer):
     """How repeated layers run; auto: unrolled up to 8 repeats, scanned above. The numbers are the same."""
 
     def __post_init__(self):
+        check_values(flatten(self), "model.")
+        require(self.depth <= DEEPEST, f"model.depth = {self.depth}: must be at most {DEEPEST}")
         for knob in ("width", "depth", "vocab"):
             require(getattr(self, knob) > 0, f"model.{knob} = {getattr(self, knob)}: must be positive")
         require(self.softcap is None or self.softcap > 0, f"model.softcap = {self.softcap}: must be positive, or None for no cap")
@@ -135,6 +140,7 @@ class Model(Layer):
 
 def check_layer(name: str, layer: Layer, width: int) -> None:
     """The rules between the sections of one layer."""
+    check_values(flatten(layer), f"{name}: ")
     attention, rope = layer.attention, layer.rope
     require(attention.head_width is not None or width % attention.heads == 0,
             f"{name}: model.attention.heads = {attention.heads} must divide model.width = {width}, or set model.attention.head_width")

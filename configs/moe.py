@@ -5,6 +5,9 @@ from typing import Literal
 
 from configs.knobs import require
 
+MOST = 2**16
+"""Experts: above it a number is a slip."""
+
 
 @dataclass(frozen=True)
 class Moe:
@@ -49,7 +52,8 @@ class Moe:
     """capacity: slots as a multiple of those that an even load needs."""
 
     def __post_init__(self):
-        require(self.experts is None or self.experts > 0, f"moe.experts = {self.experts}: must be positive, or None for a dense MLP")
+        require(self.experts is None or 0 < self.experts <= MOST,
+                f"moe.experts = {self.experts}: must be positive and at most {MOST}, or None for a dense MLP")
         require(self.width is None or self.width > 0, f"moe.width = {self.width}: must be positive, or None for mlp.width")
         require(self.shared >= 0, f"moe.shared = {self.shared}: must not be negative")
         require(self.capacity >= 1, f"moe.capacity = {self.capacity}: must be at least 1; below it even an even load finds too few slots")

@@ -5,11 +5,10 @@ what `--help` prints. Rules inside a section are checked by the section; rules b
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from configs.knobs import flatten, require
+from configs.knobs import check_values, flatten, require
 from configs.model import Model
 
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
@@ -74,9 +73,12 @@ class Train:
     """Operands of every matrix product; parameters, sums, residual stream and statistics stay float32."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """A loss or gradient that is not finite ends the run with exit status 3, or its update is skipped and counted."""
+    on_save_error: Literal["stop", "continue"] = "stop"
+    """A checkpoint that cannot be written ends the run with exit status 2, or is told in one line and training goes on."""
 
     def __post_init__(self):
         require(self.steps >= 0, f"train.steps = {self.steps}: must not be negative")
+        require(self.seed >= 0, f"train.seed = {self.seed}: must not be negative")
         require(self.z_loss >= 0, f"train.z_loss = {self.z_loss}: must not be negative")
         require(self.accumulate > 0, f"train.accumulate = {self.accumulate}: must be positive")
 
@@ -187,6 +189,10 @@ class Run:
     compilation_cache: str | None = "~/.cache/normscope"
     """Folder of compiled programs. None: off."""
 
+    def __post_init__(self):
+        require(self.name is None or (self.name not in ("", ".", "..") and "/" not in self.name and len(self.name) <= 255),
+                f"run.name = {self.name!r}: must name one folder, in run.root")
+
 
 @dataclass(frozen=True)
 class Start:
@@ -214,8 +220,7 @@ class Experiment:
     run: Run = Run()
 
     def __post_init__(self):
-        for knob, value in flatten(self).items():
-            require(not isinstance(value, float) or math.isfinite(value), f"{knob} = {value}: must be finite")
+        check_values(flatten(self))
         for section in (self.instruments, self.eval, self.checkpoint):
             for knob in dataclasses.fields(section):
                 value = getattr(section, knob.name)

@@ -6,22 +6,26 @@ import math
 import shutil
 import sys
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+from jax.experimental import multihost_utils
 
 from configs.knobs import diff
-from configs.load import UserError, from_json, to_json
+from configs.load import UserError, first_line, from_json, to_json
 from configs.schema import Experiment
-from train.processes import decided_by_first, first_line
+from train.processes import decided_by_first
 from train.state import State
 
 MODEL = "model."
-CONFIG = "config"
+CONFIG, RECORD, LOSS = "config", "metrics.jsonl", "eval_loss"
+"""Stated beside the digests of the arrays: those of the config and of the record up to the step, and the held-out loss."""
+TEMPORARY = "*orbax-checkpoint-tmp*"
 
 
 class SaveError(UserError):
@@ -32,63 +36,84 @@ class OtherModel(UserError):
     """A checkpoint is of another model."""
 
 
-class Kept:
-    """A preservation policy of orbax: the steps that were asked for."""
+Report = Callable[[str], None]
 
-    def __init__(self):
-        self.steps: set[int] = set()
+
+@dataclass
+class Preserved:
+    """orbax's policy of what stays: the latest `latest` steps, of those with a held-out loss the best, and those asked for."""
+
+    latest: int
+    losses: dict[int, float] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)
 
     def should_preserve(self, checkpoints, *, context) -> list[bool]:
-        return [checkpoint.step in self.steps for checkpoint in checkpoints]
+        steps = sorted(checkpoint.step for checkpoint in checkpoints)
+        best = sorted((step for step in steps if step in self.losses), key=self.losses.get)[:1]
+        kept = {*steps[-self.latest :], *best, *self.asked}
+        return [checkpoint.step in kept for checkpoint in checkpoints]
 
 
 class Checkpoints:
-    """The checkpoints of a run: written in the background, the latest `keep`, the best by held-out loss and those of `kept` preserved."""
+    """The checkpoints of a run: written in the background; the latest `keep`, the best by held-out loss and those asked for are kept.
+
+    Where a save fails, `report` is told in one line and the run may go on; without one SaveError is raised. Either way the checkpoints
+    before it stay as they are, and what was half written is removed. Raises UserError for a directory that cannot be listed.
+    """
 
     def __init__(self, directory: Path, config: Experiment, read_only: bool = False):
-        self.directory, self.config = directory.absolute(), config
+        self.directory, self.config, self.read_only = directory.absolute(), config, read_only
         quieten()
-        best = BestN(get_metric_fn=lambda metrics: metrics["eval_loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False)
-        self.kept = Kept()
-        policy = AnyPreservationPolicy([LatestN(config.checkpoint.keep), best, self.kept])
-        options = ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=not read_only, read_only=read_only)
-        self.manager = ocp.CheckpointManager(self.directory, options=options)
+        self.policy = Preserved(config.checkpoint.keep)
+        options = ocp.CheckpointManagerOptions(preservation_policy=self.policy, cleanup_tmp_directories=not read_only, read_only=read_only)
+        try:
+            self.manager = ocp.CheckpointManager(self.directory, options=options)
+            self.policy.losses |= {step: loss for step in self.steps() if (loss := self.loss(step)) is not None}
+        except Exception as error:  # whatever orbax meets in a directory that is not one of checkpoints
+            raise UserError(f"{self.directory} cannot be read: {first_line(error)}") from error
 
-    def save(self, step: int, state: State, eval_loss: jax.Array | None) -> None:
-        """Starts saving the state after `step` updates. Raises SaveError where this save, or one before it, cannot be written."""
-        arrays = named(state)
-        decided_by_first(lambda: self.has_space(sum(x.nbytes for x in arrays.values())))
-        config = to_json(self.config)
-        items = ocp.args.Composite(
-            state=ocp.args.StandardSave(arrays),
-            digests=ocp.args.JsonSave(digests(arrays) | {CONFIG: of_text(config)}),
-            config=ocp.args.JsonSave({"text": config}),
-        )
+    def save(self, step: int, state: State, eval_loss: jax.Array | None, record: str | None = None, report: Report | None = None) -> None:
+        """Starts saving the state after `step` updates, once the save before it is on the disk; `record`: the SHA-256 of the lines of
+        metrics.jsonl before that step."""
+        self.finish(report)
         loss = math.nan if eval_loss is None else float(jax.device_get(eval_loss))
-        metrics = {"eval_loss": loss} if math.isfinite(loss) else None
-        self.guarded(lambda: self.manager.save(step, args=items, metrics=metrics, force=True))
+        self.guarded(lambda: self.start_saving(step, state, loss if math.isfinite(loss) else None, record), report)
 
-    def finish(self) -> None:
-        """Waits until every save is on the disk. Raises SaveError where one could not be written."""
-        self.guarded(self.manager.wait_until_finished)
+    def start_saving(self, step: int, state: State, loss: float | None, record: str | None) -> None:
+        arrays = named(state)
+        size = sum(x.nbytes for x in arrays.values())
+        if not decided_by_first(lambda: self.has_space(size)):
+            raise OSError(f"the disk is full: {size / 1e6:,.1f} MB are needed")
+        config = to_json(self.config)
+        if loss is not None:
+            self.policy.losses[step] = loss
+        self.manager.save(step, force=True, args=ocp.args.Composite(
+            state=ocp.args.StandardSave(arrays),
+            digests=ocp.args.JsonSave(digests(arrays) | {CONFIG: of_text(config), RECORD: record, LOSS: loss}),
+            config=ocp.args.JsonSave({"text": config}),
+        ))
 
-    def guarded(self, action) -> None:
+    def finish(self, report: Report | None = None) -> None:
+        """Waits until every save is on the disk, or has failed."""
+        self.guarded(self.manager.wait_until_finished, report)
+
+    def guarded(self, action: Callable[[], object], report: Report | None) -> None:
         try:
             action()
         except Exception as error:  # orbax passes on whatever the file system or tensorstore raised, as bare Exceptions too
-            raise self.save_error(first_line(error)) from error
+            if jax.process_index() == 0:
+                for half in self.directory.glob(TEMPORARY):  # on a full disk the room that the next save needs
+                    shutil.rmtree(half, ignore_errors=True)
+            steps = self.steps()
+            kept = f"the checkpoint of step {steps[0]} is untouched" if steps else "there is no earlier checkpoint"
+            failure = SaveError(f"checkpoint in {self.directory} cannot be written: {first_line(error)}; {kept}")
+            if report is None:
+                raise failure from error
+            report(str(failure))
 
     def has_space(self, size: int) -> bool:
-        """Whether the disk has room for `size` bytes. Raises SaveError where it has none: told before anything is written."""
-        free = shutil.disk_usage(self.directory).free
-        if free < size:
-            raise self.save_error(f"the disk is full: {size / 1e6:,.1f} MB are needed, {free / 1e6:,.1f} MB are free")
-        return True
-
-    def save_error(self, reason: str) -> SaveError:
-        steps = self.steps()
-        kept = f"the checkpoint of step {steps[0]} is untouched" if steps else "there is no earlier checkpoint"
-        return SaveError(f"checkpoint in {self.directory} cannot be written: {reason}; {kept}")
+        """Whether the disk has room for `size` bytes: asked before anything is written."""
+        return shutil.disk_usage(self.directory).free >= size
 
     def steps(self) -> list[int]:
         """Saved steps, newest first."""
@@ -98,44 +123,74 @@ class Checkpoints:
     def keep_before(self, step: int) -> int | None:
         """Preserves the newest checkpoint at or before a step, and tells which that is."""
         newest = max((saved for saved in self.manager.all_steps() if saved <= step), default=None)
-        self.kept.steps |= {newest} - {None}
+        self.policy.asked |= {newest} - {None}
         return newest
 
-    def restore(self, shapes: State, report, at_most: int | None = None) -> tuple[int, State] | None:
+    def stated(self, step: int, *items: str) -> dict[str, Any]:
+        """The JSON items of a checkpoint."""
+        return dict(self.manager.restore(step, args=ocp.args.Composite(**dict.fromkeys(items, ocp.args.JsonRestore()))).items())
+
+    def loss(self, step: int) -> float | None:
+        """The held-out loss that a checkpoint states, where it can be read: what is damaged is told when it is restored."""
+        try:
+            loss = self.stated(step, "digests")["digests"].get(LOSS)
+        except Exception:
+            return None
+        return loss if isinstance(loss, float) else None
+
+    def restore(
+        self, shapes: State, report: Report, record: Callable[[int], str] | None = None, at_most: int | None = None
+    ) -> tuple[int, State] | None:
         """The newest sound checkpoint (at or before step `at_most`) laid out as `shapes` says, or None where nothing was saved.
 
-        A damaged one is named through `report` and passed over. Raises UserError where a checkpoint belongs to another model, or where
-        all are damaged.
+        A damaged one is named through `report` and passed over; so is one before whose step metrics.jsonl, of which `record` gives the
+        SHA-256 of the lines before a step, is not what it was. Those passed over are renamed to STEP.damaged, out of the way of the steps
+        that are taken again. Raises UserError where a checkpoint belongs to another model, or where all are damaged.
         """
         steps = [step for step in self.steps() if at_most is None or step <= at_most]
-        for step in steps:
+        for place, step in enumerate(steps):
             try:
-                return step, self.read(step, shapes)
+                state = self.read(step, shapes, record)
             except OtherModel:
                 raise
             except Exception as error:  # a damaged file surfaces as any exception that orbax, tensorstore or json has
                 report(f"checkpoint {self.directory.name}/{step} is damaged: {first_line(error)}; trying the one before")
+                continue
+            self.set_aside(steps[:place])
+            return step, state
         if steps:
             raise UserError(f"{self.directory}: all of its {len(steps)} checkpoints are damaged; nothing was changed")
         return None
 
-    def read(self, step: int, shapes: State) -> State:
+    def set_aside(self, damaged: list[int]) -> None:
+        if not self.read_only and jax.process_index() == 0:
+            for step in damaged:
+                aside = self.directory / f"{step}.damaged"
+                shutil.rmtree(aside, ignore_errors=True)
+                (self.directory / str(step)).rename(aside)
+        multihost_utils.sync_global_devices("damaged checkpoints are set aside")
+        self.manager.reload()
+
+    def read(self, step: int, shapes: State, record: Callable[[int], str] | None) -> State:
         """The state saved at a step, every array compared with its digest."""
-        saved = self.manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore(), digests=ocp.args.JsonRestore()))
-        config = saved["config"]["text"]
-        if saved["digests"].get(CONFIG) != of_text(config):
+        stated = self.stated(step, "config", "digests")
+        config, expected = stated["config"]["text"], stated["digests"]
+        if expected.get(CONFIG) != of_text(config):
             raise ValueError("its config does not match its digest")
         changes = diff(from_json(config), self.config)
         differing = [f"{knob} = {theirs} there, {ours} here" for knob, (ours, theirs) in changes.items() if knob.startswith(MODEL)]
         if differing:
             raise OtherModel(f"checkpoint {self.directory}/{step} is of another model: " + "; ".join(differing))
+        if record is not None and expected.get(RECORD) not in (None, record(step)):
+            raise ValueError(f"of {RECORD} the lines before step {step} are not what they were")
         arrays = self.manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(named(shapes))))["state"]
         for name, digest in digests(arrays).items():
-            if saved["digests"].get(name) != digest:
+            if expected.get(name) != digest:
                 raise ValueError(f"array {name} does not match its digest")
         return jax.tree.unflatten(jax.tree.structure(shapes), [arrays[name] for name in named(shapes)])
 
-    def close(self) -> None:
+    def close(self, report: Report | None = None) -> None:
+        self.finish(report)
         self.manager.close()
 
 

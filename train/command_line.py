@@ -4,12 +4,11 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import tyro
 
 from configs.knobs import knob_types, replace
-from configs.load import UserError, fingerprint, load, names, run_name
+from configs.load import UserError, fingerprint, load, names, path_of, run_name
 from configs.schema import Experiment
 
 
@@ -48,7 +47,7 @@ def with_source(base: Experiment, words: list[str]) -> Experiment:
         return base
     from train.source import model_in
 
-    directory = Path(given[-1]).expanduser()
+    directory = path_of(given[-1])
     try:
         return dataclasses.replace(base, model=model_in(directory))
     except ValueError as error:

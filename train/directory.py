@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from configs.knobs import diff, tell
-from configs.load import UserError, fingerprint, from_json, to_json
+from configs.load import UserError, fingerprint, path_of, read_config, read_json, to_json
 from configs.schema import Experiment
 from train.data.corpus import Corpus
 from train.kernels import kernels
@@ -21,8 +21,8 @@ from train.processes import decided_by_first
 
 CONFIG, CONDITIONS, SUMMARY = "config.json", "conditions.json", "summary.json"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "tensorboard")
-MAY_CHANGE = ("mesh.",)
-"""Knobs that a resumed run may have otherwise: where it runs, not what it computes."""
+MAY_CHANGE = ("mesh.", "train.on_save_error")
+"""Knobs that a resumed run may have otherwise: where it runs and when it gives up, not what it computes."""
 
 
 def claim(config: Experiment) -> tuple[Path, bool]:
@@ -31,7 +31,7 @@ def claim(config: Experiment) -> tuple[Path, bool]:
     Raises UserError, and changes nothing, where it holds another config (the difference is told), holds this one and run.resume is
     not set, or holds something else. Process 0 looks and writes.
     """
-    directory = Path(config.run.root).expanduser() / config.run.name
+    directory = path_of(config.run.root) / config.run.name
     return directory, decided_by_first(lambda: claimed_before(directory, config))
 
 
@@ -39,15 +39,15 @@ def claimed_before(directory: Path, config: Experiment) -> bool:
     """Whether this run has claimed the directory before and is to be continued; otherwise it claims it."""
     held = directory / CONFIG
     if not held.exists():
-        if directory.exists() and any(directory.iterdir()):
+        if directory.exists() and any(path != unfinished(held) for path in directory.iterdir()):  # a killed process may have left that
             raise UserError(f"run directory {directory} is not empty and holds no {CONFIG}; choose another --run.name")
         directory.mkdir(parents=True, exist_ok=True)
         write(held, to_json(config))
         return False
     try:
-        before = from_json(held.read_text())
+        before = read_config(held)
     except UserError as error:
-        raise UserError(f"{held} is damaged ({error}); choose another --run.name") from error
+        raise UserError(f"{error}; choose another --run.name") from error
     changes = {knob: values for knob, values in diff(config, before).items() if not (config.run.resume and knob.startswith(MAY_CHANGE))}
     if changes:
         raise UserError(f"run directory {directory} holds another config: {tell(changes)}\n"
@@ -59,29 +59,33 @@ def claimed_before(directory: Path, config: Experiment) -> bool:
 
 def config_of(directory: Path) -> Experiment:
     """The config that a run directory holds. Raises UserError, with the path, where it is damaged."""
-    try:
-        return from_json((directory / CONFIG).read_text())
-    except UserError as error:
-        raise UserError(f"{directory / CONFIG}: {error}") from error
+    return read_config(directory / CONFIG)
 
 
-def describe(directory: Path, conditions: dict[str, Any], continued_at: int | None) -> None:
-    """Writes conditions.json; of a run continued at a step, adds what is different from then on."""
+def describe(directory: Path, conditions: dict[str, Any], continued_at: int | None, report=print) -> None:
+    """Writes conditions.json; of a run continued at a step, adds what is different from then on. Where the
+    file is damaged, `report` is told and it is written anew."""
     if continued_at is not None:
         try:
-            before = json.loads((directory / CONDITIONS).read_text())
-        except (OSError, ValueError):
+            before = read_json(directory / CONDITIONS)
+        except UserError as error:
+            report(f"{error}; written anew")
             before = conditions
         changed = {key: value for key, value in conditions.items() if before.get(key) != value}
-        conditions = before | {"resumed": [*before.get("resumed", ()), {"step": continued_at} | changed]}
+        resumed = before.get("resumed", [])
+        conditions = before | {"resumed": [*(resumed if isinstance(resumed, list) else ()), {"step": continued_at} | changed]}
     write(directory / CONDITIONS, json.dumps(conditions, indent=1) + "\n")
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, content: str | bytes) -> None:
     """Replaces a file in one step: a full disk or a killed process leaves the old one."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text)
-    fresh.replace(path)
+    unfinished(path).write_bytes(content.encode() if isinstance(content, str) else content)
+    unfinished(path).replace(path)
+
+
+def unfinished(path: Path) -> Path:
+    """What `write` leaves where the process is killed."""
+    return path.with_name(path.name + ".new")
 
 
 def conditions_here(config: Experiment, corpus: Corpus | None = None) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """What a run writes: metrics.jsonl, the source of truth, and TensorBoard events drawn from it."""
 
+import hashlib
 import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,9 @@ class Log:
     def __init__(self, directory: Path, config: Experiment, continued: int | None):
         if continued is not None:
             keep_before(directory / METRICS, continued)
-        self.lines = (directory / METRICS).open("a")
+        self.lines = (directory / METRICS).open("ab")
+        self.digest = hashlib.sha256((directory / METRICS).read_bytes())
+        """Of all lines so far."""
         self.events = EventFileWriter(str(directory))
         if continued is not None:
             self.event(continued, session_log=SessionLog(status=SessionLog.START))
@@ -60,8 +63,10 @@ class Log:
         """One line of metrics.jsonl and its events: numbers under their key, per-layer values as <key>/layer_<index>. Returns them as
         plain numbers."""
         values = {key: plain(key, value) for key, value in values.items()}
-        self.lines.write(line_of(step, values))
+        line = line_of(step, values).encode()
+        self.lines.write(line)
         self.lines.flush()
+        self.digest.update(line)
         summary = []
         for key, value in (values | headline(values)).items():
             if key.endswith(HISTOGRAM):
@@ -159,18 +164,33 @@ def layout(mixture: bool) -> layout_pb2.Layout:
     return layout_pb2.Layout(category=categories)
 
 
+def sound_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each line of a metrics.jsonl and what it holds, up to the first that is broken or half written."""
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            held = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(held, dict) or not isinstance(held.get("step"), int):
+            return
+        yield line + b"\n", held
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl; a half-written last line is left out."""
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return found
+    return [held for _, held in sound_lines(path)]
+
+
+def lines_before(path: Path, step: int) -> bytes:
+    """The lines that tell of the steps before this one."""
+    return b"".join(line for line, held in sound_lines(path) if held["step"] < step)
+
+
+def digest_before(path: Path, step: int) -> str:
+    """The SHA-256 of those lines."""
+    return hashlib.sha256(lines_before(path, step)).hexdigest()
 
 
 def keep_before(path: Path, step: int) -> None:
     """Drops the lines of `step` and later and whatever is broken, in one replacement of the file."""
-    kept = [line for line in read_lines(path) if line["step"] < step]
-    write(path, "".join(json.dumps(line) + "\n" for line in kept))
+    write(path, lines_before(path, step))

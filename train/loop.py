@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from configs.load import path_of
 from configs.schema import Experiment
 from models.description import warnings
 from train import directory as run_directory
@@ -18,7 +19,7 @@ from train.clock import Clock
 from train.data.batches import contents, held_out_batch, training_batches
 from train.data.corpus import Corpus, read
 from train.guard import EXIT, Signals
-from train.log import METRICS, Log, read_lines, spelled
+from train.log import METRICS, Log, digest_before, read_lines, spelled
 from train.mesh import make_mesh
 from train.nonfinite import all_finite, origin
 from train.optim import numbers
@@ -31,7 +32,7 @@ from train.step import due, make_programs
 from train.summary import summarise
 from train.warm_start import start
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def run(config: Experiment) -> int:
@@ -49,7 +50,9 @@ def run(config: Experiment) -> int:
         checkpoints = Checkpoints(claimed / "checkpoints", config)
         programs = make_programs(plan)
         fresh = lambda: start(plan, programs.fresh(config.train.seed, numbers(config.optim)), probe_batch, console.print)
-        done, state = checkpoints.restore(plan.shapes(), console.print) or (0, fresh())
+        record = lambda step: digest_before(claimed / METRICS, step)
+        tell_failure = console.print if config.train.on_save_error == "continue" else None
+        done, state = checkpoints.restore(plan.shapes(), console.print, record) or (0, fresh())
         run_directory.describe(directory, conditions(config, corpus), done if continued else None)
         log, clock = Log(directory, config, done if continued else None), Clock(config.data.batch * config.data.sequence)
         of_batch = functools.partial(contents, corpus, config.data, config.train.seed)
@@ -70,7 +73,7 @@ def run(config: Experiment) -> int:
                         log.flush()  # what a run continued from here will not write again
                         if not all_finite(state.parameters):
                             raise Diverged(step, "a parameter is not finite, and no checkpoint holds it,")
-                        checkpoints.save(step, state, values.get("eval/loss"))
+                        checkpoints.save(step, state, values.get("eval/loss"), log.digest.hexdigest(), tell_failure)
                         clock.restart()
                     if stopping:
                         break
@@ -79,7 +82,7 @@ def run(config: Experiment) -> int:
                 if step == steps:
                     recorder.push(step, values, timed=False)
                 recorder.settle()
-                checkpoints.finish()
+                checkpoints.finish(tell_failure)
                 status = "completed" if step == steps else signals.agreed
         except Diverged as error:
             state, status, step = None, "diverged", error.step  # room for the state that is repeated
@@ -92,7 +95,7 @@ def run(config: Experiment) -> int:
             status, step, cause = "diverged", error.step, str(error)
             console.print(f"stopped: {error}; the evidence is in {watch.folder}/{step}")
         finally:
-            checkpoints.close()
+            checkpoints.close(console.print)
             summary = summarise(directory, plan, status, step, clock, corpus) | {"cause": cause}
             run_directory.write(directory / run_directory.SUMMARY, json.dumps(spelled(summary), indent=1) + "\n")
         tell(directory, summary)
@@ -110,7 +113,7 @@ def conditions(config: Experiment, corpus: Corpus) -> dict[str, Any]:
 def keep_compiled(folder: str | None) -> None:
     """Keeps compiled programs in a folder, for the next process that needs the same."""
     if folder is not None:
-        jax.config.update("jax_compilation_cache_dir", str(Path(folder).expanduser()))
+        jax.config.update("jax_compilation_cache_dir", str(path_of(folder)))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs.load import UserError
+from configs.load import UserError, first_line
 
 COORDINATOR, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
@@ -122,9 +122,3 @@ def failing_alone() -> Iterator[None]:
         end.daemon = True
         end.start()
         raise SystemExit(2) from error
-
-
-def first_line(error: Exception) -> str:
-    """What an exception says, cut to one short line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."

@@ -39,7 +39,7 @@ class Replay:
         if self.checkpoints is None:
             return 0, self.fresh()
         self.checkpoints.finish()
-        return self.checkpoints.restore(self.plan.shapes(), self.report, step) or (0, self.fresh())
+        return self.checkpoints.restore(self.plan.shapes(), self.report, at_most=step) or (0, self.fresh())
 
     def advance(self, state: State, first: int, last: int) -> State:
         """The state after the steps from `first` up to `last`, which is not taken; the one before is donated."""

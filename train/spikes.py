@@ -73,7 +73,7 @@ class Watch:
         self.detector = Detector(config.spikes, lines)
         self.ring: deque[tuple[int, Published]] = deque(maxlen=(config.spikes.ring or -1) + 1)  # the step judged is one behind
         for path in self.folder.glob("*/spike.json"):
-            checkpoints.kept.steps |= {json.loads(path.read_text())["checkpoint"]} - {None}
+            checkpoints.policy.asked |= {json.loads(path.read_text())["checkpoint"]} - {None}
 
     def written(self, step: int, panel: Published) -> Published:
         """Takes the panel of a step just dispatched into the ring; returns what of it goes to metrics.jsonl."""

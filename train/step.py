@@ -189,8 +189,8 @@ def structure(config: Experiment) -> Experiment:
     """The config without what the programs do not depend on: the optimiser's numbers, the seed, the run's name and intervals."""
     default = Experiment()
     knobs = [f"optim.{knob}" for knob in NUMBERS if getattr(config.optim, knob) is not None]
-    knobs += ["train.seed", "init.from", "data.skip", "spikes.action", "spikes.deviations", "spikes.window"]
-    knobs += [*(knob for knob in flatten(config) if knob.startswith(("run.", "checkpoint.", "eval.")))]
+    knobs += ["train.seed", "train.on_save_error", "init.from", "data.skip", "spikes.action", "spikes.deviations", "spikes.window"]
+    knobs += [knob for knob in flatten(config) if knob.startswith(("run.", "checkpoint.", "eval."))]
     return replace(config, {knob: flatten(default)[knob] for knob in knobs if knob != "optim.warmup"} | {"optim.warmup": 0})
 
 

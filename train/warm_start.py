@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from configs.attention import Rope
-from configs.load import UserError
+from configs.load import UserError, path_of
 from models import parameters
 from models.huggingface.canonical import differences, shortened, told
 from models.parameters import Row, table
@@ -31,7 +30,7 @@ def start(plan: Plan, fresh: State, batch: Int[Array, "b t"] | None, report) -> 
     source = plan.config.init.from_
     if source is None:
         return fresh
-    theirs = transformer_in(Path(source).expanduser(), plan.mesh, report)
+    theirs = transformer_in(path_of(source), plan.mesh, report)
     changed = differences(plan.config.model, theirs.config)
     if changed:
         report(f"the model of init.from = {source} is another: {shortened(told(changed))}")

@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from configs.knobs import nearest, replace
-from configs.load import UserError, read_json
-from configs.model import Model
+from configs.load import UserError, first_line, read_json
+from configs.model import DEEPEST, Model
 from models import parameters
 from models.huggingface.canonical import differences, shortened, told
 from models.huggingface.families import FAMILIES, Family
@@ -61,12 +61,15 @@ def family_of(name: Any, where: str = "") -> Family:
 def from_keys(family: Family, config: dict[str, Any]) -> Model:
     """The model that a family's config.json describes. Raises UserError for keys that are missing, unknown, or have a value without meaning
     here."""
+    for key in ("num_hidden_layers", "n_layer"):
+        if isinstance(config.get(key), int) and config[key] > DEEPEST:
+            raise UserError(f"config.json: {key} = {config[key]}: must be at most {DEEPEST}")
     try:
         return replace(Model(), with_layers(read_config(family.keys, family.always, config)))
     except KeyError as error:
         raise UserError(f"config.json: has no {error.args[0]!r}, which {config['model_type']} needs") from error
-    except (ValueError, TypeError, ArithmeticError) as error:
-        raise UserError(f"config.json: {error}") from error
+    except (ValueError, TypeError, ArithmeticError, AttributeError, LookupError, RecursionError) as error:
+        raise UserError(f"config.json: {first_line(error)}") from error
 
 
 def load_parameters(directory: Path, family: Family, rows: list[Row], dtype: str, shardings=None) -> dict[str, jax.Array]:
@@ -77,13 +80,20 @@ def load_parameters(directory: Path, family: Family, rows: list[Row], dtype: str
     if dtype == "float64" and not jax.config.jax_enable_x64:
         raise UserError("dtype float64 needs jax_enable_x64")
     places = tensors_of(family, rows)
-    host = {row.path: np.empty(row.shape, DTYPES[dtype]) for row in rows}
+    try:
+        host = {row.path: np.empty(row.shape, DTYPES[dtype]) for row in rows}
+    except (MemoryError, ValueError) as error:
+        raise UserError(f"{directory}: the model that {CONFIG} describes does not fit into memory: {first_line(error)}") from error
     missing, tied = set(places), {}
 
     def put(name: str, tensor: np.ndarray) -> None:
         weight, parts = places[name]
         sizes = [outputs(row, weight.form) for row, _ in parts]
-        for (row, at), part in zip(parts, weight.parts(tensor, sizes), strict=True):
+        try:
+            divided = list(weight.parts(tensor, sizes))
+        except (ValueError, IndexError) as error:
+            raise UserError(f"{name}: has shape {tensor.shape}, which cannot be divided into its {len(parts)} parts") from error
+        for (row, at), part in zip(parts, divided, strict=True):
             fill(host[row.path][at], part, weight.form, row.fan, name)
 
     with ThreadPoolExecutor(CORES) as pool:  # one tensor is read while those before it are laid out
@@ -113,16 +123,24 @@ def load_parameters(directory: Path, family: Family, rows: list[Row], dtype: str
 
 def tensors(directory: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Each tensor of a directory, in the order of its file. Raises UserError where a file is missing or damaged."""
-    names = [WEIGHTS]
-    if (directory / INDEX).exists():
-        names = sorted(set(read_json(directory / INDEX).get("weight_map", {}).values()))
-    for name in names:
+    for name in shards_of(directory) if (directory / INDEX).exists() else [WEIGHTS]:
         try:
             with safe_open(directory / name, framework="np") as file:
                 for key in file.offset_keys():
                     yield key, file.get_tensor(key)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{directory / name} cannot be read: {error}") from error
+        except (OSError, SafetensorError, ValueError, TypeError, LookupError, AttributeError) as error:  # the last four: of strange types
+            raise UserError(f"{directory / name} cannot be read: {first_line(error)}") from error
+
+
+def shards_of(directory: Path) -> list[str]:
+    """The files that the index of a directory names. Raises UserError for one that does not lie in it."""
+    weight_map = read_json(directory / INDEX).get("weight_map", {})
+    if not isinstance(weight_map, dict):
+        raise UserError(f"{directory / INDEX} cannot be read: its weight_map is no JSON object")
+    for name in weight_map.values():
+        if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name or "\0" in name:
+            raise UserError(f"{directory / INDEX}: {name!r} is not the name of a .safetensors file beside it")
+    return sorted(set(weight_map.values()))
 
 
 def spelled(name: str, family: Family, places: dict) -> str:

@@ -35,7 +35,7 @@ def compare(directory: Path, dtype: str = "float32") -> list[Difference]:
     """Each array of reference.npz against the model of a directory. Raises UserError where there is no reference, or where it is that of
     another model."""
     try:
-        reference = dict(np.load(directory / "reference.npz"))
+        reference = dict(np.load(directory / "reference.npz", allow_pickle=False))
     except (OSError, ValueError) as error:
         raise UserError(f"{directory / 'reference.npz'} cannot be read: {error}") from error
     model, family = load_config(directory)

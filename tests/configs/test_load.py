@@ -117,7 +117,7 @@ def test_an_older_json_keeps_its_fingerprint():
 
 
 @settings(deadline=None, database=None, derandomize=True)
-@given(st.text(min_size=1, max_size=200), st.floats(1e-9, 1e9), st.booleans())
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=200), st.floats(1e-9, 1e9), st.booleans())
 @example("../../etc/passwd", 1.0, True)
 @example("\u5b57" * 100, 3e-3, False)
 def test_run_name_is_a_folder(source, rate, bias):

@@ -20,40 +20,20 @@ from train.step import make_evaluation
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """orbax leaves coroutines unawaited where a read fails."""
 
+
+@pytest.fixture(scope="module", autouse=True)
+def collected():
+    """What a failed read leaves behind warns when it is collected: before the next module."""
+    yield
+    gc.collect()
+
+
 KEEP = {"checkpoint.keep": 3}
-
-
-def at(state, number: int):
-    """A state that differs from the fresh one in every floating-point array, and in its step."""
-    moved = lambda x: x + number if x.dtype == jnp.int32 else x + jnp.float32(0.1 * number)
-    return jax.tree.map(moved, state)
 
 
 def same(ours, theirs) -> bool:
     pairs = zip(jax.tree.leaves(jax.device_get(ours)), jax.tree.leaves(jax.device_get(theirs)), strict=True)
     return all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in pairs)
-
-
-@pytest.fixture(scope="module")
-def plan():
-    return plan_of(small(KEEP))
-
-
-@pytest.fixture(scope="module")
-def states(plan):
-    return {step: at(plan.fresh(), step) for step in (1, 2, 3)}
-
-
-@pytest.fixture(scope="module")
-def saved(plan, states, tmp_path_factory):
-    """A folder with the checkpoints of steps 1 and 2."""
-    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
-    checkpoints = Checkpoints(folder, plan.config)
-    for step in (1, 2):
-        checkpoints.save(step, states[step], None)
-    checkpoints.finish()
-    checkpoints.close()
-    return folder
 
 
 def restore(folder: Path, plan, report=None):
@@ -158,7 +138,6 @@ def check_damage(damage: str, name: Path, saved: Path, folder: Path, plan, state
     assert same(state, states[step]), f"wrong numbers after {damage} of {name}"
     assert step == 2 or any("checkpoints/2" in line and "\n" not in line for line in told), f"{name}: {told}"
     shutil.rmtree(folder)
-    gc.collect()  # what a failed read leaves behind warns when it is collected
     return step
 
 
@@ -169,12 +148,13 @@ def test_damaged_arrays_are_noticed(damage, saved, plan, states, tmp_path):
     assert check_damage(damage, largest, saved, tmp_path / "checkpoints", plan, states) == 1
 
 
-def test_no_damaged_file_gives_wrong_numbers(saved, plan, states, tmp_path):
+@pytest.mark.parametrize("damage", ["a bit in the middle", "cut in half", "emptied", "removed"])
+def test_no_damaged_file_gives_wrong_numbers(damage, saved, plan, states, tmp_path):
     """Whichever file of the newest checkpoint is damaged, either its exact state comes back all the same, or it is named and the exact
     state of the one before comes back."""
     names = files(saved / "2")
     assert len(names) > 8
-    for name, damage in zip(names, itertools.cycle(DAMAGES)):
+    for name in names:
         check_damage(damage, name, saved, tmp_path / "checkpoints", plan, states)
 
 

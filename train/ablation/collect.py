@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from configs.knobs import diff, tell
-from configs.load import UserError, fingerprint, from_json, read_json
+from configs.load import UserError, fingerprint, read_config, read_json
 from configs.schema import Experiment
 from configs.sweep import Curve
 from train.ablation.sweep import read_plan
@@ -183,7 +183,7 @@ def collect(folder: Path) -> Table:
 def difference(folder: Path, name: str, config: Experiment) -> str:
     """How a member's config differs from the one the sweep wrote for it, and what to do about it."""
     planned = folder / "configs" / f"{name}.json"
-    changes = diff(from_json(planned.read_text()), config) if planned.exists() else {}
+    changes = diff(read_config(planned), config) if planned.exists() else {}
     if planned.exists() and not changes:
         return "no knob differs, so that a default has changed since: use the code of then, whose commit is in conditions.json"
     return f"{tell(changes, 'in the sweep')}; restore it" if changes else "restore it"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from configs.load import UserError
+from configs.load import UserError, path_of
 
 LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__"}
 """Folders of the standard library that are not read: tests differ most from one installation to the next."""
@@ -62,7 +62,7 @@ def find(source: str) -> tuple[Path, list[Path]]:
     if source == "stdlib":
         root = Path(sysconfig.get_paths()["stdlib"])
         return root, sorted(path for path in root.rglob("*.py") if not LEFT_OUT.intersection(path.relative_to(root).parts[:-1]))
-    root = Path(source).expanduser()
+    root = path_of(source)
     if root.is_file():
         return root.parent, [root]
     if not root.is_dir():

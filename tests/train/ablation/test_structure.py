@@ -20,7 +20,7 @@ OTHER = {
 
 ELSEWHERE = {
     "train.seed": 5, "run.root": "there", "run.name": "other", "run.resume": True, "run.progress": False, "run.compilation_cache": None,
-    "eval.every": 7, "eval.batches": 3, "checkpoint.every": None, "checkpoint.keep": 9,
+    "eval.every": 7, "eval.batches": 3, "checkpoint.every": None, "checkpoint.keep": 9, "train.on_save_error": "continue",
 }
 
 SHAPING = {

@@ -20,7 +20,7 @@ from tests.train.small import small, text_of
 from tests.train.test_loop import arrays, shown
 from train import directory as run_directory
 from train import loop
-from train.checkpoint import Checkpoints, LatestAndBest
+from train.checkpoint import Checkpoints, Preserved
 from train.log import METRICS, Log
 
 STEPS = 12
@@ -99,7 +99,7 @@ def watch(copies: Copies, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(run_directory, "claim", claim)
     patch.setattr(run_directory, "describe", copies.before("before conditions.json", run_directory.describe))
     patch.setattr(Checkpoints, "save", copies.before("before a save", Checkpoints.save))
-    patch.setattr(LatestAndBest, "should_preserve", copies.after("in a save", LatestAndBest.should_preserve))
+    patch.setattr(Preserved, "should_preserve", copies.after("in a save", Preserved.should_preserve))
     patch.setattr(manager, "_finalize", copies.after("after the commit", copies.before("before the commit", manager._finalize)))
     patch.setattr(Checkpoints, "close", copies.after("after the last save", Checkpoints.close))
 
@@ -241,19 +241,19 @@ def test_a_run_on_a_full_disk_does_as_it_is_told(answer, whole, tmp_path, monkey
     the checkpoint before it is there, and the knob may be another when the run is continued."""
     config = dataclasses.replace(whole[0], run=dataclasses.replace(whole[0].run, root=str(tmp_path)))
     config = replace(config, {"train.on_save_error": answer})
-    saved, original = [], Checkpoints.check_space
+    saved, original = [], Checkpoints.has_space
 
-    def check_space(checkpoints, size):
+    def has_space(checkpoints, size):
         saved.append(size)
         if len(saved) == 2:
             monkeypatch.setattr(shutil, "disk_usage", lambda folder: original_usage(folder)._replace(free=0))
         try:
-            original(checkpoints, size)
+            return original(checkpoints, size)
         finally:
             monkeypatch.setattr(shutil, "disk_usage", original_usage)
 
     original_usage = shutil.disk_usage
-    monkeypatch.setattr(Checkpoints, "check_space", check_space)
+    monkeypatch.setattr(Checkpoints, "has_space", has_space)
     if answer == "stop":
         with pytest.raises(UserError, match="disk is full"):
             loop.run(config)

@@ -6,10 +6,14 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from models.parameters import parameter
 from models.precision import Operands, at_least_float32
+
+PRODUCT = "product"
+"""The name of a rounded product, for `jax.checkpoint` policies."""
 
 
 def project(contraction: str, x: Float[Array, "..."], w: Float[Array, "..."], operands: Operands = "float32") -> Float[Array, "..."]:
@@ -32,10 +36,11 @@ def project(contraction: str, x: Float[Array, "..."], w: Float[Array, "..."], op
 def contract(contraction: str, x: Float[Array, "..."], y: Float[Array, "..."], operands: Operands = "float32") -> Float[Array, "..."]:
     """The einsum of two factors, summed and returned in at least float32; each axis of a factor is shared or in the result.
 
-    With operands = "bfloat16" both factors are rounded to bfloat16, here and in the two products of the backward pass.
+    With operands = "bfloat16" both factors are rounded to bfloat16, here and in the two products of the backward pass; the result is named
+    PRODUCT for rematerialisation, which does not look into a rule of differentiation.
     """
     if operands == "bfloat16":
-        return rounded(contraction, x, y)
+        return checkpoint_name(rounded(contraction, x, y), PRODUCT)
     return jnp.einsum(contraction, x, y, preferred_element_type=at_least_float32(x))
 
 

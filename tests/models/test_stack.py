@@ -92,12 +92,13 @@ def test_parameters_do_not_depend_on_the_way(stack):
     assert rows(stack) == rows("auto")
 
 
+@pytest.mark.parametrize("operands", ("float32", "bfloat16"))
 @pytest.mark.parametrize("stack", ("scan", "unroll"))
-def test_what_remat_recomputes(stack):
+def test_what_remat_recomputes(stack, operands):
     """Under `full` the gradient repeats every product of a layer but the last, whose result no gradient needs; under `dots`, none;
     both repeat the cheap functions."""
     model = tiny({"stack": stack, "attention.softcap": 5.0})
-    module = Transformer(model)
+    module = Transformer(model, operands=operands)
     arguments = {row.path: jax.ShapeDtypeStruct(row.shape, "float32") for row in parameters.table(module)}
     bodies = 1 if stack == "scan" else model.depth
 

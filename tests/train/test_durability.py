@@ -41,11 +41,12 @@ def test_a_long_run_grows_by_its_lines_alone(tmp_path, monkeypatch):
     held: dict[int, tuple[int, int]] = {}
 
     def write(log, step, values, original=Log.write):
-        original(log, step, values)
+        line = original(log, step, values)
         if step % 200 == 0:
             log.events.flush()
             size = sum(path.stat().st_size for path in (tmp_path / "run").iterdir() if path.name.startswith(("metrics", "events")))
             held[step] = len(os.listdir("/proc/self/fd")), size
+        return line
 
     monkeypatch.setattr(Log, "write", write)
     knobs = {"data.source": str(tmp_path / "text.txt"), "train.steps": 601, "checkpoint.every": 100, "checkpoint.keep": 2,

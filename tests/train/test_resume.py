@@ -78,8 +78,9 @@ def watch(copies: Copies, patch: pytest.MonkeyPatch) -> None:
 
     def write(log, step, values, original=Log.write):
         copies.take("before a line")
-        original(log, step, values)
+        line = original(log, step, values)
         copies.take("in a line", cut_the_last_line)
+        return line
 
     def programs(plan, original=loop.make_programs):
         found = original(plan)

@@ -144,7 +144,7 @@ def check_damage(damage: str, name: Path, saved: Path, folder: Path, plan, state
 
 @pytest.mark.parametrize("damage", ["a bit of every 16th byte", "cut in half", "emptied", "removed"])
 def test_damaged_arrays_are_noticed(damage, saved, plan, states, tmp_path):
-    """Damage to the largest file that holds arrays of the newest checkpoint is named in one line, and the state before comes back exactly."""
+    """Damage to the largest file of arrays of the newest checkpoint is named in one line, and the state before comes back exactly."""
     of_arrays = [name for name in files(saved / "2") if name.parent.name == "d"]
     largest = max(of_arrays, key=lambda name: (saved / "2" / name).stat().st_size)
     assert check_damage(damage, largest, saved, tmp_path / "checkpoints", plan, states) == 1

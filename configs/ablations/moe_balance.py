@@ -6,8 +6,9 @@ Claim:   without balance the router collapses onto few experts; the balance loss
          9.50, at 1 billion parameters (Wang et al. 2024, arXiv 2408.15664). A z-loss of 1e-3 keeps logits small and quality the same (Zoph
          et al. 2022, arXiv 2202.08906).
 Command: python -m scripts.ablate moe_balance, then python -m scripts.report runs/moe_balance
-Expect:  a quarter of an hour on two cores. Without balance a quarter of the experts has no token and the fullest has five times the mean; the
-         Switch loss brings the unused ones back, the bias rule too but evens the load less, the z-loss hardly. No difference in loss shown.
+Expect:  a quarter of an hour on two cores. Without balance a quarter of the experts has no token and the fullest has five times the
+         mean; the Switch loss brings the unused ones back, the bias rule too but evens the load less, the z-loss hardly. No difference
+         in loss shown.
 """
 
 from configs.knobs import replace

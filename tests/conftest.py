@@ -4,8 +4,8 @@ quickly, not well, and kept for the next run."""
 import os
 from pathlib import Path
 
-FLAGS = "--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"  # most of a test's time would be the compiler's
-os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *FLAGS))
+os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+                           " --xla_backend_optimization_level=0")  # most of a test's time would be the compiler's
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax

@@ -1,11 +1,11 @@
-"""JAX as strict as it gets: eight host devices, no silent promotion, shapes checked at run time; programs compiled
-quickly, not well, and kept for the next run."""
+"""JAX as strict as it gets: eight host devices, no silent promotion, shapes checked at run time; compiled programs outlive a run."""
 
 import os
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-                           " --xla_backend_optimization_level=0")  # most of a test's time would be the compiler's
+from tests import QUICK
+
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {QUICK}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax

@@ -68,9 +68,11 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(preservation_policy=self.policy, cleanup_tmp_directories=not read_only, read_only=read_only)
         try:
             self.manager = ocp.CheckpointManager(self.directory, options=options)
-            self.policy.losses |= {step: loss for step in self.steps() if (loss := self.loss(step)) is not None}
+            steps = self.steps()
         except Exception as error:  # whatever orbax meets in a directory that is not one of checkpoints
             raise UserError(f"{self.directory} cannot be read: {first_line(error)}") from error
+        if not read_only:  # which step is the best decides only what is deleted
+            self.policy.losses |= {step: loss for step in steps if (loss := self.loss(step)) is not None}
 
     def save(self, step: int, state: State, eval_loss: jax.Array | None, record: str | None = None, report: Report | None = None) -> None:
         """Starts saving the state after `step` updates, once the save before it is on the disk; `record`: the SHA-256 of the lines of

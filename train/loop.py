@@ -56,7 +56,7 @@ def run(config: Experiment) -> int:
         run_directory.describe(directory, conditions(config, corpus), done if continued else None)
         log, clock = Log(directory, config, done if continued else None), Clock(config.data.batch * config.data.sequence)
         of_batch = functools.partial(contents, corpus, config.data, config.train.seed)
-        before = [line for line in read_lines(claimed / METRICS) if line["step"] < done]
+        before = [line for line in read_lines(claimed / METRICS) if line["step"] < done] if config.spikes.action else []
         watch = Watch(config, directory, checkpoints, of_batch, before, console.print)
         step, steps, status, cause = done, config.train.steps, "failed", None
         try:

@@ -23,7 +23,6 @@ from train.step import compile_on, gradients, noise_key, updates_of
 LONGEST = 1000
 """Steps that a run repeats by itself, where its checkpoints do not lie further apart than that."""
 
-
 STAGES = ("parameters", "batch", "forward", "loss", "backward", "gradient", "update")
 """What is looked at, in the order in which a step computes it."""
 

@@ -1,15 +1,14 @@
 """Steps of a run repeated to the bit: from its newest sound checkpoint before them, with its own batches and its own programs."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxtyping import Array, Int
 
-from configs.load import UserError
+from configs.load import UserError, read_json
 from train import directory as run_directory
-from train.checkpoint import Checkpoints
+from train.checkpoint import Checkpoints, Report
 from train.data.batches import held_out_batch, training_batches
 from train.data.corpus import Corpus, read
 from train.mesh import make_mesh
@@ -17,8 +16,6 @@ from train.optim import numbers
 from train.state import Plan, State, make_plan
 from train.step import Programs, make_programs
 from train.warm_start import start
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ def open_run(directory: Path, report: Report) -> tuple[Replay, Corpus]:
 def check_text(directory: Path, corpus: Corpus) -> None:
     """Raises UserError where conditions.json tells of another text than this one."""
     path = directory / run_directory.CONDITIONS
-    seen = json.loads(path.read_text()).get("corpus", {}) if path.exists() else {}
+    seen = read_json(path).get("corpus", {}) if path.exists() else {}
     if seen.get("sha256", corpus.sha256) != corpus.sha256:
         raise UserError(f"data.source = {corpus.source!r}: is not the text that {directory} was trained on "
                         f"(SHA-256 {corpus.sha256[:12]}… here, {seen['sha256'][:12]}… there)")

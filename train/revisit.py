@@ -13,13 +13,13 @@ from configs.load import UserError
 from configs.schema import Experiment
 from models.description import Sheet
 from train import directory as run_directory
-from train.checkpoint import Checkpoints
+from train.checkpoint import Checkpoints, Report
 from train.data.batches import contents
 from train.instruments import EACH, HISTOGRAM, Published
 from train.log import METRICS, plain, read_lines, spelled
 from train.nonfinite import diagnose, told
 from train.recorder import FINITE
-from train.replay import Report, open_run
+from train.replay import open_run
 from train.step import make_probe, make_step
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from configs.load import read_json
 from configs.schema import Experiment
 from configs.schema import Spikes as SpikesConfig
 from train.checkpoint import Checkpoints
@@ -73,7 +74,7 @@ class Watch:
         self.detector = Detector(config.spikes, lines)
         self.ring: deque[tuple[int, Published]] = deque(maxlen=(config.spikes.ring or -1) + 1)  # the step judged is one behind
         for path in self.folder.glob("*/spike.json"):
-            checkpoints.policy.asked |= {json.loads(path.read_text())["checkpoint"]} - {None}
+            checkpoints.policy.asked |= {read_json(path).get("checkpoint")} - {None}
 
     def written(self, step: int, panel: Published) -> Published:
         """Takes the panel of a step just dispatched into the ring; returns what of it goes to metrics.jsonl."""

@@ -1,7 +1,7 @@
 """`python -m scripts.convert` in both directions: the parameters are the same to the bit, and nothing is overwritten."""
 
+import functools
 import json
-import sys
 
 import jax
 import numpy as np
@@ -17,7 +17,6 @@ from tests.models.huggingface.folders import FOLDERS, header
 from tests.train.processes import strict_json
 from tests.train.small import mesh_of, plan_of, small, text_of
 from tests.train.sources import LLAMA, a_checkpoint, a_run, by_layer, values_of
-from train.command_line import exit_with
 from train.loop import run
 from train.source import transformer_in
 
@@ -39,16 +38,9 @@ def usual_promotion():
 
 
 @pytest.fixture
-def convert(monkeypatch, capsys):
+def convert(call):
     """words to (exit status, what was printed)."""
-    def command(*words):
-        monkeypatch.setattr(sys, "argv", ["scripts.convert", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            exit_with(scripts.convert.main)
-        told = capsys.readouterr()
-        return end.value.code, told.out + told.err
-
-    return command
+    return functools.partial(call, scripts.convert)
 
 
 def held(directory) -> dict[tuple, np.ndarray]:

@@ -1,6 +1,6 @@
 """`python -m scripts.replay`: the panel in full, the batch, and what is refused."""
 
-import sys
+import functools
 
 import jax
 import pytest
@@ -8,7 +8,6 @@ import pytest
 import scripts.replay
 from tests.train.processes import lines_of
 from tests.train.runs import experiment, trained
-from train.command_line import exit_with
 
 
 @pytest.fixture(autouse=True)
@@ -25,16 +24,9 @@ def directory(tmp_path_factory):
 
 
 @pytest.fixture
-def replay(monkeypatch, capsys):
+def replay(call):
     """words to (exit status, what was printed)."""
-    def command(*words):
-        monkeypatch.setattr(sys, "argv", ["scripts.replay", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            exit_with(scripts.replay.main)
-        told = capsys.readouterr()
-        return end.value.code, told.out + told.err
-
-    return command
+    return functools.partial(call, scripts.replay)
 
 
 def test_a_step_is_shown(replay, directory):

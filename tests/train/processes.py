@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests import QUICK
+
 ROOT = Path(__file__).parent.parent.parent
 
 CONFIG = '''"""A small run."""
@@ -35,7 +37,7 @@ def command(module: str, *words: object) -> list[str]:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"} | changes
+    return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK} | changes
 
 
 def training(config: object, root: Path, *words: object) -> list[str]:

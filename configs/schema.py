@@ -139,8 +139,9 @@ class Instruments:
 class Spikes:
     """Values far above those before them: of train/loss, train/grad_norm, train/update_rms, and the largest attention logit of a panel."""
 
-    action: Literal["record", "stop"] | None = None
-    """At a spike keep the evidence in spikes/STEP and go on, or keep it and end the run with exit status 3. None: off."""
+    action: Literal["record", "skip", "stop"] | None = None
+    """At a spike keep the evidence in spikes/STEP, and: go on; go on without the step's update, unless only the largest logit spikes; or
+    end the run with exit status 3. None: off."""
     deviations: float = 6.0
     """Standard deviations above the mean of the values before at which a value is a spike."""
     window: int = 128

@@ -127,6 +127,7 @@ PROBE_PANEL: tuple[Instrument, ...] = (
 """What a probe step publishes: beside the panel, the distribution of the logits."""
 
 HISTOGRAM = "attention_logit_histogram"
+UNUSED = "router_unused_since_panel"
 
 
 def request(panel: tuple[Instrument, ...], carriers: Mapping[str, Array]) -> Taps:
@@ -202,6 +203,12 @@ def expert_statistics(rows: list[Row], depth: int, gradient: Mapping[str, Array]
     return {"grad_norm.experts": by_layer(jnp.sqrt, squares), "grad_norm.worst_expert": by_layer(lambda x: jnp.sqrt(x.max()), squares)}
 
 
+def unused(load: list[Array | None]) -> Published:
+    """How many experts of each layer have no token of the steps whose assignments `load` counts: those since the panel before."""
+    found = by_layer(lambda of: (of == 0).sum(dtype=jnp.int32), load)
+    return {} if all(x is None for x in found) else {UNUSED: found}
+
+
 def statistic_group(row: Row) -> str:
     return "mlp" if row.role.startswith(("mlp", "moe")) else STATISTIC_GROUPS[row.group]
 
@@ -250,4 +257,4 @@ def known_keys(mixture: bool = False) -> list[str]:
     of_gradients = [f"activation_grad_rms.{site}" for site in GRADIENT_SITES]
     of_parameters = [f"{name}{group}" for name in ("grad_norm", "param_rms", "update_rms", "update_ratio")
                      for group in ("", ".attention", ".mlp", ".norm")]
-    return of_parameters + ["grad_norm.worst_expert"] * mixture + of_gradients + of_panel
+    return of_parameters + ["grad_norm.worst_expert", UNUSED] * mixture + of_gradients + of_panel

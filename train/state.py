@@ -16,6 +16,7 @@ from models.parameters import Row, table
 from models.sharding import parameter_shardings
 from models.transformer import Transformer
 from train.data.batches import BATCH
+from train.detector import no_values
 from train.kernels import resolved
 from train.optim import Numbers, make_optimizer, numbers, state_shardings
 
@@ -24,7 +25,8 @@ from train.optim import Numbers, make_optimizer, numbers, state_shardings
 @dataclass(frozen=True)
 class State:
     """Arrays, or in their place shapes or shardings: updates tried, parameters by path, optimiser state, the optimiser's numbers (which no
-    step changes), how many updates were skipped for not being finite, and the seed (which no step changes)."""
+    step changes), how many updates were skipped, the seed (which no step changes), the values that a spike is judged by, and the
+    assignments to each expert of each mixture since the last panel."""
 
     step: Any
     parameters: dict[str, Any]
@@ -32,6 +34,8 @@ class State:
     numbers: dict[str, Any]
     skipped: Any
     seed: Any
+    recent: dict[str, Any]
+    load: list[Any]
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,13 @@ class Plan:
 
     def make(self, seed, of: Numbers) -> State:
         parameters = initialise(self.rows, self.config.model, seed)
-        return State(jnp.int32(0), parameters, self.optimizer(of).init(parameters), of, jnp.int32(0), jnp.asarray(seed, jnp.int32))
+        return State(jnp.int32(0), parameters, self.optimizer(of).init(parameters), of, jnp.int32(0), jnp.asarray(seed, jnp.int32),
+                     no_values(self.config.spikes), no_load(self.config))
+
+
+def no_load(config: Experiment) -> list[jax.Array | None]:
+    """The assignments to each expert, by layer, before the first step; None for a layer that is no mixture."""
+    return [None if layer.moe.experts is None else jnp.zeros(layer.moe.experts) for layer in config.model.layers]
 
 
 def make_plan(config: Experiment, mesh: jax.sharding.Mesh) -> Plan:
@@ -77,5 +87,7 @@ def make_plan(config: Experiment, mesh: jax.sharding.Mesh) -> Plan:
     replicated, of_parameters = NamedSharding(mesh, PartitionSpec()), parameter_shardings(rows, mesh)
     shapes, of = {row.path: jax.ShapeDtypeStruct(row.shape, jnp.float32) for row in rows}, numbers(config.optim)
     of_optimizer = state_shardings(make_optimizer(config.optim, config.train.steps, rows, of), shapes, of_parameters, replicated)
-    layout = State(replicated, of_parameters, of_optimizer, dict.fromkeys(of, replicated), replicated, replicated)
+    everywhere = lambda tree: jax.tree.map(lambda _: replicated, tree)
+    layout = State(replicated, of_parameters, of_optimizer, everywhere(of), replicated, replicated, everywhere(no_values(config.spikes)),
+                   everywhere(no_load(config)))
     return Plan(config, model, rows, mesh, layout)

@@ -21,6 +21,7 @@ from models.transformer import NOTHING
 from train import instruments
 from train.data.batches import BATCH
 from train.data.corpus import SEPARATOR
+from train.detector import judge
 from train.instruments import PANEL, PROBE_PANEL, Instrument, Published
 from train.loss import Loss, loss_in_parts, routing_loss
 from train.mesh import make_mesh
@@ -89,7 +90,8 @@ def make_step(plan: Plan, loud: bool) -> Callable[[State, Int[Array, "b t"]], tu
 
     Both publish train/loss (cross entropy, nats per token), train/z_loss, train/router_loss (of mixtures, weighted; the three together
     are what is minimised), train/grad_norm (before clipping), train/update_rms (over all parameters), train/learning_rate and
-    train/skipped. Where train.on_nonfinite is "skip", a step whose loss, gradient or update is not finite changes nothing but its count.
+    train/skipped. A step whose loss, gradient or update is not finite, where train.on_nonfinite is "skip", or one that spikes, where
+    spikes.action is, leaves parameters and optimiser as they are and counts as skipped.
     """
     config, panel = plan.config, PANEL if loud else ()
 
@@ -99,17 +101,16 @@ def make_step(plan: Plan, loud: bool) -> Callable[[State, Int[Array, "b t"]], tu
         updates, optimizer = updates_of(plan, state, of_parameters, routing)
         update_rms = optax.tree.norm(updates) / sum(row.size for row in plan.rows) ** 0.5
         grad_norm, share = optax.tree.norm(of_parameters), share_of_peak(config.optim, config.train.steps, state.numbers)
-        skipped = state.skipped
+        values = {"train/loss": loss.cross_entropy, "train/grad_norm": grad_norm, "train/update_rms": update_rms}
+        spikes, recent = judge(config.spikes, state.recent, values)
+        finite = jnp.isfinite(loss.total) & jnp.isfinite(grad_norm) & jnp.isfinite(update_rms) | (config.train.on_nonfinite == "stop")
+        taken = finite & ~spikes
         new = optax.apply_updates(state.parameters, updates), optimizer
-        if config.train.on_nonfinite == "skip":
-            finite = jnp.isfinite(loss.total) & jnp.isfinite(grad_norm) & jnp.isfinite(update_rms)
-            new = jax.tree.map(lambda ours, old: jnp.where(finite, ours, old), new, (state.parameters, state.optimizer))
-            skipped = skipped + ~finite
-        published |= {
-            "train/loss": loss.cross_entropy,
+        new = jax.tree.map(lambda ours, old: jnp.where(taken, ours, old), new, (state.parameters, state.optimizer))
+        skipped = state.skipped + ~taken
+        load = [None if of is None else before + of.load for before, of in zip(state.load, routing, strict=True)]
+        published |= values | {
             "train/z_loss": config.train.z_loss * loss.squared_log_z,
-            "train/grad_norm": grad_norm,
-            "train/update_rms": update_rms,
             "train/learning_rate": state.numbers["learning_rate"] * share(state.step - state.skipped),
             "train/skipped": skipped,
         }
@@ -117,8 +118,10 @@ def make_step(plan: Plan, loud: bool) -> Callable[[State, Int[Array, "b t"]], tu
             published["train/router_loss"] = routing_loss(config.model.layers, routing)
         if loud:
             trees = {"grad": of_parameters, "param": state.parameters, "update": updates}
-            published |= instruments.parameter_statistics(plan.rows, config.model.depth, trees)
-        return State(state.step + 1, *new, state.numbers, skipped, state.seed), published
+            published |= instruments.parameter_statistics(plan.rows, config.model.depth, trees) | instruments.unused(load)
+            written = state.step % (config.instruments.every or 1) == 0  # a panel may also be for spikes.ring alone
+            load = jax.tree.map(lambda of: jnp.where(written, 0, of), load)
+        return State(state.step + 1, *new, state.numbers, skipped, state.seed, recent, load), published
 
     return compile_on(plan, step, (plan.shardings, NamedSharding(plan.mesh, BATCH)), (plan.shardings, None), donate=(0,))
 
@@ -189,7 +192,8 @@ def structure(config: Experiment) -> Experiment:
     """The config without what the programs do not depend on: the optimiser's numbers, the seed, the run's name and intervals."""
     default = Experiment()
     knobs = [f"optim.{knob}" for knob in NUMBERS if getattr(config.optim, knob) is not None]
-    knobs += ["train.seed", "train.on_save_error", "init.from", "data.skip", "spikes.action", "spikes.deviations", "spikes.window"]
+    knobs += ["train.seed", "train.on_save_error", "init.from", "data.skip"]
+    knobs += [f"spikes.{knob}" for knob in ("action", "deviations", "window") if config.spikes.action != "skip"]
     knobs += [knob for knob in flatten(config) if knob.startswith(("run.", "checkpoint.", "eval."))]
     return replace(config, {knob: flatten(default)[knob] for knob in knobs if knob != "optim.warmup"} | {"optim.warmup": 0})
 

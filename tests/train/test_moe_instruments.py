@@ -13,7 +13,7 @@ from models.parameters import bind
 from models.taps import Taps
 from tests.train.processes import lines_of
 from tests.train.small import SAME, plan_of, small, tokens_of
-from train.instruments import EACH, HISTOGRAM, PANEL, gini, headline, known_keys, parameter_statistics
+from train.instruments import EACH, HISTOGRAM, PANEL, UNUSED, gini, headline, known_keys, parameter_statistics
 from train.log import Log, plain
 from train.step import gradients, make_step
 
@@ -77,6 +77,29 @@ def test_statistics_are_those_of_the_router(key):
         np.testing.assert_allclose(published[key][layer], STATISTICS[key](raw[layer]), rtol=4 * SAME, atol=SAME)
 
 
+def test_experts_unused_are_those_of_the_steps_since_the_panel():
+    """An expert is unused since the panel before where no step after that panel sent it a token, whatever the batch of the panel does."""
+    plan = plan_of(small({
+        "model.moe.experts": 64, "model.moe.width": 4, "model.moe.top_k": 1, "model.moe.normalise": False, "model.depth": 3,
+        "model.overrides": ("1: moe.experts=None",), "optim.learning_rate": 1e-2, "instruments.every": 3,
+    }))
+    state, loads, told = plan.fresh(), [], []
+    programs = {loud: make_step(plan, loud=loud) for loud in (False, True)}
+    load_of = jax.jit(lambda parameters, tokens: [of and of.load for of in gradients(plan, (), parameters, tokens)[3]])
+    for step in range(7):
+        tokens = tokens_of(plan.config, plan.mesh, step)
+        loads.append(jax.device_get(load_of(state.parameters, tokens)))
+        state, published = programs[step % 3 == 0](state, tokens)
+        told += [jax.device_get(published[UNUSED])] if step % 3 == 0 else []
+    for place, steps in enumerate(((0,), (1, 2, 3), (4, 5, 6))):
+        assert told[place][1] is None
+        for layer in MIXTURES:
+            unused = lambda steps, layer=layer: (sum(loads[step][layer] for step in steps) == 0).sum()
+            assert told[place][layer] == unused(steps)
+            assert place == 0 or unused(steps) < unused(steps[-1:])  # not what the panel's batch alone says
+    assert all((np.asarray(of) == 0).all() for of in state.load if of is not None)
+
+
 def test_every_statistic_of_routers_is_checked():
     """Nothing is published of routers beyond what is compared above."""
     assert {key for key in seen()[0] if key.startswith("router")} == STATISTICS.keys()
@@ -104,9 +127,17 @@ def test_gini(share, expected):
         np.testing.assert_allclose(gini(jnp.asarray(order, jnp.float32)), expected, atol=SAME)
 
 
+@functools.cache
+def written(experts: int) -> dict:
+    """What a loud step of a mixture of so many experts publishes, as shapes filled with ones."""
+    plan = plan_of(small({"model.moe.experts": experts, "model.moe.width": 4, "model.overrides": ("0: moe.experts=None",)}))
+    shapes = jax.eval_shape(make_step(plan, loud=True), plan.shapes(), jax.ShapeDtypeStruct((8, 9), jnp.int32))[1]
+    return jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
+
+
 def test_the_layout_knows_every_statistic_of_mixtures():
     """Whatever a mixture publishes per layer, values per head or expert aside, has its chart; a model without one has no such chart."""
-    drawn = {key for key in seen()[0] if "/" not in key and not key.endswith((*EACH, HISTOGRAM))}
+    drawn = {key for key in written(E) if "/" not in key and not key.endswith((*EACH, HISTOGRAM))}
     assert drawn < set(known_keys(mixture=True)) and len(known_keys(mixture=True)) == len(set(known_keys(mixture=True)))
     added = set(known_keys(mixture=True)) - set(known_keys())
     assert added == {key for key in drawn if key.startswith("router") or key == "grad_norm.worst_expert"}
@@ -117,14 +148,6 @@ def test_the_headline_shows_the_worst_layer():
     found = headline({"router_entropy": [None, 1.5, 0.5], "router_max_vio": [None, 0.5, 3.0], "router_unused": [2.0, None, 0.0],
                       "router_load.experts": [None, [0.5, 0.5], [0.1, 0.9]], "grad_norm.experts": [None, [1.0, 2.0], [3.0, 4.0]]})
     assert found == {"worst/router_entropy": 0.5, "worst/router_max_vio": 3.0, "worst/router_unused": 2.0}
-
-
-@functools.cache
-def written(experts: int) -> dict:
-    """What a loud step of a mixture of so many experts publishes, as shapes filled with ones."""
-    plan = plan_of(small({"model.moe.experts": experts, "model.moe.width": 4, "model.overrides": ("0: moe.experts=None",)}))
-    shapes = jax.eval_shape(make_step(plan, loud=True), plan.shapes(), jax.ShapeDtypeStruct((8, 9), jnp.int32))[1]
-    return jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
 
 
 def test_tags_do_not_grow_with_the_experts(tmp_path):

@@ -1,8 +1,12 @@
 """Spikes: found as the published scores find them, the same in a resumed run, and kept with their evidence."""
 
+import functools
 import json
+import math
 import shutil
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,10 +15,11 @@ from configs.schema import Spikes
 from tests.train.processes import lines_of
 from tests.train.runs import experiment, trained
 from tests.train.small import text_of
+from tests.train.test_loop import arrays
 from train.data.batches import training_windows
 from train.data.corpus import Corpus
+from train.detector import LEAST, SINGLE, Detector, judge, no_values
 from train.metrics import spike_score, spike_score_of_steps, spiking
-from train.spikes import LEAST, Detector
 
 WINDOW, DEVIATIONS = 30, 5.0
 
@@ -151,3 +156,37 @@ def test_a_spike_ends_the_run_where_asked(spiked, tmp_path, capsys):
     summary = json.loads((stopped / "summary.json").read_text())
     assert summary["status"] == "diverged" and summary["step"] == SPIKE and "train/loss spikes" in summary["cause"]
     assert "train/loss spikes" in capsys.readouterr().err and evidence(stopped)["deviations"] == evidence(directory)["deviations"]
+
+
+def test_a_step_judges_as_the_lines_are_judged():
+    """Inside a step, from the recent values alone, the same values spike as line by line; holes of values that are not finite included."""
+    config, draw = Spikes(action="skip", window=WINDOW, deviations=DEVIATIONS), np.random.default_rng(2)
+    lines = [{key: 3 + 0.1 * float(x) for key, x in zip(SINGLE, row, strict=True)} for row in draw.standard_normal((100, len(SINGLE)))]
+    loss, grad_norm, update_rms = SINGLE
+    for step, key, value in ((19, loss, 9.0), (40, loss, 9.0), (60, grad_norm, math.nan), (70, grad_norm, 9.0), (99, update_rms, 9.0)):
+        lines[step][key] = value
+    detector, recent, step = Detector(config), no_values(config), jax.jit(functools.partial(judge, config))
+    ours = []
+    for line in lines:
+        spikes, recent = step(recent, {key: jnp.float32(value) for key, value in line.items()})
+        ours.append(bool(spikes))
+    assert ours == [bool(detector.judge(line)) for line in lines] and [step for step, x in enumerate(ours) if x] == [40, 70, 99]
+
+
+def test_a_spike_is_skipped_where_asked(spiked, tmp_path, capsys):
+    """spikes.action = skip: up to the spike the run is as if it were only recorded; the state after the spike's step is the state before it
+    but for counters and recent values; evidence is kept, and a run stopped before the spike and resumed skips the same."""
+    config, directory = spiked
+    skipping = replace(config, {"run.root": str(tmp_path), "spikes.action": "skip", "checkpoint.every": 1, "checkpoint.keep": STEPS})
+    run = trained(skipping)
+    lines, theirs = lines_of(run), lines_of(directory)
+    assert lines[: SPIKE] == theirs[: SPIKE] and lines[SPIKE + 2] != theirs[SPIKE + 2]
+    assert [line["train/skipped"] for line in lines[SPIKE - 1 : SPIKE + 1]] == [0, 1] and "its update is skipped" in capsys.readouterr().err
+    assert evidence(run)["deviations"].keys() == evidence(directory)["deviations"].keys()
+    before, after = (arrays(run, step) for step in (SPIKE, SPIKE + 1))
+    changed = {name.split("/")[0] for name in before if before[name].tobytes() != after[name].tobytes()}
+    assert changed == {"step", "skipped", "recent"}
+    for step in range(SPIKE - 3, STEPS + 1):
+        shutil.rmtree(run / "checkpoints" / str(step))
+    whole = (run / "metrics.jsonl").read_bytes()
+    assert (trained(replace(skipping, {"run.resume": True})) / "metrics.jsonl").read_bytes() == whole

@@ -1,11 +1,15 @@
 """Eight devices compute what one computes."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.load import UserError
 from configs.schema import Mesh
+from models.norms import PLACEMENTS
 from tests.train.small import SAME, assert_published_close, plan_of, small, tokens_of
 from train.mesh import make_mesh
 from train.step import make_probe, make_step
@@ -67,6 +71,46 @@ def test_each_axis_alone_equals_one_device():
         many = train({f"mesh.{axis}": size})
         assert_published_close(many[0].parameters, one[0].parameters, GROWTH * SAME)
         assert_published_close(many[1][-1], one[1][-1], GROWTH * SAME)
+
+
+FULL = "nvoluntary full rematerialization"
+EVERY_PLACEMENT = {"model.depth": len(PLACEMENTS), "model.attention.qk_norm.kind": "head", "model.attention.qk_norm.values": True,
+                   "model.overrides": tuple(f"{layer}: norm.placement={name}" for layer, name in enumerate(PLACEMENTS))}
+MIXTURE = {"model.moe.experts": 4, "model.moe.width": 16}
+MESHES = {
+    "data": {"mesh.data": 8}, "fsdp": {"mesh.fsdp": 8}, "tensor": {"mesh.tensor": 2}, "cube": CUBE,
+    "experts": MIXTURE | {"mesh.data": 2, "mesh.expert": 4}, "all": MIXTURE | {"mesh.fsdp": 2, "mesh.tensor": 2, "mesh.expert": 2},
+}
+
+
+@pytest.fixture
+def told_by_compiler(capfd):
+    """What XLA prints while a program is compiled; from the persistent cache it would come without a word."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+
+    def told(program, *shapes) -> str:
+        lowered = program.lower(*shapes)
+        capfd.readouterr()
+        lowered.compile()
+        return capfd.readouterr().err
+
+    yield told
+    jax.config.update("jax_enable_compilation_cache", before)
+    compilation_cache.reset_cache()
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_no_array_is_made_whole_to_be_cut_otherwise(mesh, told_by_compiler):
+    """XLA finds a way between any two layouts in the training step, with a layer of each placement of norms; of a program that turns the
+    rows of eight devices into columns of four it says that there is none."""
+    plan = plan_of(small(EVERY_PLACEMENT | MESHES[mesh]))
+    assert FULL not in told_by_compiler(make_step(plan, loud=False), plan.shapes(), plan.tokens(plan.config.data.batch))
+    grid = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    rows, columns = (NamedSharding(grid, PartitionSpec(*axes)) for axes in ((("x", "y"), None, None), (None, "x", "y")))
+    turned = jax.jit(lambda x: jnp.sin(jax.lax.with_sharding_constraint(jnp.cos(x), columns)))
+    assert FULL in told_by_compiler(turned, jax.ShapeDtypeStruct((8, 8, 8), jnp.float32, sharding=rows))
 
 
 def test_a_mesh_larger_than_the_machine_is_refused():

@@ -1,9 +1,12 @@
-"""Checkpoints made to be wrong: each ends in one line, and no file beside the directory is read. Tokenizer files are not read at all."""
+"""Checkpoints made to be wrong: each ends in one line, and no file beside the directory is read. Other files are not read at all."""
 
 import json
+import pickle
 import struct
+import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,6 +14,7 @@ from configs.load import UserError
 from models.huggingface import load
 from models.huggingface.checkpoint import CONFIG, INDEX, WEIGHTS, load_config
 from tests.models.huggingface.folders import copy, keys_of
+from train.convert import to_huggingface
 
 NORM, UP = "model.norm.weight", "model.layers.1.mlp.up_proj.weight"
 
@@ -139,12 +143,50 @@ def test_a_model_beyond_memory_is_told(tmp_path):
     assert "memory" in refusal(folder) or "config.json" in refusal(folder)
 
 
-def test_tokenizers_are_not_read(tmp_path):
-    """Text is bytes here: a tokenizer file, whatever is in it, changes nothing."""
-    folder = copy("llama", tmp_path)
-    for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"):
-        (folder / name).write_bytes(b"\x80\x04\x95\xff" * 100)
+@pytest.fixture
+def opened():
+    """The paths that this process opens from Python while the test runs; an audit hook cannot be taken away, so it is only silenced."""
+    paths: list[str] | None = []
+
+    def listen(event: str, arguments: tuple) -> None:
+        if event == "open" and paths is not None:
+            paths.append(str(arguments[0]))
+
+    sys.addaudithook(listen)
+    yield paths
+    paths = None
+
+
+class Trap:
+    """Executed where it is unpickled."""
+
+    def __init__(self, sign: Path):
+        self.sign = sign
+
+    def __reduce__(self):
+        return Path.touch, (self.sign,)
+
+
+def test_tokenizers_code_and_pickles_are_not_read(tmp_path, opened):
+    """Text is bytes here, and weights are safetensors: whatever else lies beside a checkpoint, nested, endless, a link in circles, code or
+    a pickle, is neither opened nor executed, and what is converted from it holds none of it."""
+    folder, sign = copy("llama", tmp_path), tmp_path / "executed"
+    held = {"tokenizer.json": b"[" * 10**5, "tokenizer_config.json": b"9" * 5000, "special_tokens_map.json": b'{"a":' * 10**5,
+            "tokenizer.model": b"\x80\x04\x95\xff" * 100, "generation_config.json": b"\0", "chat_template.jinja": b"{{ 1/0 }}"}
+    code = f"from pathlib import Path; Path({str(sign)!r}).touch()".encode()
+    held |= dict.fromkeys(("modeling_llama.py", "__init__.py", "setup.py", "config.py", "conftest.py"), code)
+    held |= dict.fromkeys(("pytorch_model.bin", "training_args.bin", "optimizer.pt", "model.pkl"), pickle.dumps(Trap(sign)))
+    for name, content in held.items():
+        (folder / name).write_bytes(content)
+    (folder / "vocab.json").symlink_to(folder / "merges.txt")
+    (folder / "merges.txt").symlink_to(folder / "vocab.json")
+    opened.clear()
     load(folder)
+    with jax.numpy_dtype_promotion("standard"):
+        assert to_huggingface(folder, tmp_path / "again", None) == "llama"
+    names = {Path(path).name for path in opened if str(folder) in path}
+    assert names == {CONFIG} and not sign.exists()
+    assert {path.name for path in (tmp_path / "again").iterdir()} == {CONFIG, WEIGHTS}
 
 
 def test_nothing_but_safetensors_is_read(tmp_path):

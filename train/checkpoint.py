@@ -6,7 +6,7 @@ import math
 import shutil
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from train.processes import decided_by_first
 from train.state import State
 
 MODEL = "model."
-CONFIG, RECORD, LOSS = "config", "metrics.jsonl", "eval_loss"
-"""Stated beside the digests of the arrays: those of the config and of the record up to the step, and the held-out loss."""
+CONFIG, RECORD, LOSS, PANELS = "config", "metrics.jsonl", "eval_loss", "panels"
+"""Stated beside the digests of the arrays: those of the config and of the record up to the step, the held-out loss, and the last panels."""
 TEMPORARY = "*orbax-checkpoint-tmp*"
 
 
@@ -74,14 +74,15 @@ class Checkpoints:
         if not read_only:  # which step is the best decides only what is deleted
             self.policy.losses |= {step: loss for step in steps if (loss := self.loss(step)) is not None}
 
-    def save(self, step: int, state: State, eval_loss: jax.Array | None, record: str | None = None, report: Report | None = None) -> None:
+    def save(self, step: int, state: State, eval_loss: jax.Array | None, record: str | None = None, report: Report | None = None,
+             panels: Sequence[str] = ()) -> None:
         """Starts saving the state after `step` updates, once the save before it is on the disk; `record`: the SHA-256 of the lines of
-        metrics.jsonl before that step."""
+        metrics.jsonl before that step; `panels`: lines of the panels before it that spikes.ring holds."""
         self.finish(report)
         loss = math.nan if eval_loss is None else float(jax.device_get(eval_loss))
-        self.guarded(lambda: self.start_saving(step, state, loss if math.isfinite(loss) else None, record), report)
+        self.guarded(lambda: self.start_saving(step, state, loss if math.isfinite(loss) else None, record, panels), report)
 
-    def start_saving(self, step: int, state: State, loss: float | None, record: str | None) -> None:
+    def start_saving(self, step: int, state: State, loss: float | None, record: str | None, panels: Sequence[str]) -> None:
         arrays = named(state)
         size = sum(x.nbytes for x in arrays.values())
         if not decided_by_first(lambda: self.has_space(size)):
@@ -91,7 +92,7 @@ class Checkpoints:
             self.policy.losses[step] = loss
         self.manager.save(step, force=True, args=ocp.args.Composite(
             state=ocp.args.StandardSave(arrays),
-            digests=ocp.args.JsonSave(digests(arrays) | {CONFIG: of_text(config), RECORD: record, LOSS: loss}),
+            digests=ocp.args.JsonSave(digests(arrays) | {CONFIG: of_text(config), RECORD: record, LOSS: loss, PANELS: list(panels)}),
             config=ocp.args.JsonSave({"text": config}),
         ))
 
@@ -139,6 +140,10 @@ class Checkpoints:
         except Exception:
             return None
         return loss if isinstance(loss, float) else None
+
+    def panels(self, step: int) -> list[str]:
+        """The lines of the panels before a step that its checkpoint holds."""
+        return self.stated(step, "digests")["digests"].get(PANELS, [])
 
     def restore(
         self, shapes: State, report: Report, record: Callable[[int], str] | None = None, at_most: int | None = None

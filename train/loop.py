@@ -57,7 +57,7 @@ def run(config: Experiment) -> int:
         log, clock = Log(directory, config, done if continued else None), Clock(config.data.batch * config.data.sequence)
         of_batch = functools.partial(contents, corpus, config.data, config.train.seed)
         before = [line for line in read_lines(claimed / METRICS) if line["step"] < done] if config.spikes.action else []
-        watch = Watch(config, directory, checkpoints, of_batch, before, console.print)
+        watch = Watch(config, directory, checkpoints, of_batch, before, checkpoints.panels(done) if done else [], console.print)
         step, steps, status, cause = done, config.train.steps, "failed", None
         try:
             with Recorder(log, clock, config, done, watch.judge) as recorder, jax.transfer_guard_device_to_host("disallow"):
@@ -73,7 +73,8 @@ def run(config: Experiment) -> int:
                         log.flush()  # what a run continued from here will not write again
                         if not all_finite(state.parameters):
                             raise Diverged(step, "a parameter is not finite, and no checkpoint holds it,")
-                        checkpoints.save(step, state, values.get("eval/loss"), log.digest.hexdigest(), tell_failure)
+                        checkpoints.save(step, state, values.get("eval/loss"), log.digest.hexdigest(), tell_failure,
+                                         watch.panels(step - 1))
                         clock.restart()
                     if stopping:
                         break

@@ -32,9 +32,10 @@ class Watch:
     """Of a run: its detector; the panels of the last steps, on the device; and spikes/STEP, where the evidence of a spike goes."""
 
     def __init__(self, config: Experiment, directory: Path, checkpoints: Checkpoints, contents: Callable[[int], dict[str, Any]],
-                 lines: Sequence[Mapping[str, Any]], report: Callable[[str], None]):
+                 lines: Sequence[Mapping[str, Any]], panels: Sequence[str], report: Callable[[str], None]):
         self.config, self.folder, self.checkpoints, self.contents, self.report = config, directory / FOLDER, checkpoints, contents, report
         self.detector, self.skipped = Detector(config.spikes, lines), lines[-1].get(SKIPPED, 0) if lines else 0
+        self.before = panels  # of the steps before this process, as its checkpoint holds them
         self.ring: deque[tuple[int, Published]] = deque(maxlen=(config.spikes.ring or -1) + 1)  # the step judged is one behind
         for path in self.folder.glob("*/spike.json"):
             checkpoints.policy.asked |= {read_json(path).get("checkpoint")} - {None}
@@ -44,6 +45,12 @@ class Watch:
         self.ring.append((step, panel))
         loud = due(self.config.instruments.every, step)
         return {key: value for key, value in panel.items() if loud or key.startswith("train/")}
+
+    def panels(self, step: int) -> list[str]:
+        """The lines of the last spikes.ring panels up to a step."""
+        panels = jax.device_get([(at, panel) for at, panel in self.ring if at <= step])
+        lines = [line_of(at, {key: plain(key, value) for key, value in panel.items()}) for at, panel in panels]
+        return [*self.before, *lines][-(self.config.spikes.ring or 0):]
 
     def judge(self, step: int, line: Mapping[str, Any]) -> None:
         """Keeps the evidence where a line spikes, or tells of a skipped update. Raises Spiked where a spike is to end the run."""
@@ -64,8 +71,6 @@ class Watch:
         checkpoint = self.checkpoints.keep_before(step)
         folder = self.folder / str(step)
         folder.mkdir(parents=True, exist_ok=True)
-        panels = jax.device_get([(at, panel) for at, panel in self.ring if at <= step][-(self.config.spikes.ring or 0):])
-        lines = (line_of(at, {key: plain(key, value) for key, value in panel.items()}) for at, panel in panels)
-        write(folder / "panels.jsonl", "".join(lines))
+        write(folder / "panels.jsonl", "".join(self.panels(step)))
         write(folder / "batch.json", json.dumps(self.contents(step), indent=1) + "\n")
         write(folder / "spike.json", json.dumps({"step": step, "deviations": dict(found), "checkpoint": checkpoint}, indent=1) + "\n")

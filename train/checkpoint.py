@@ -14,12 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
 from configs.knobs import diff
 from configs.load import UserError, first_line, from_json, to_json
 from configs.schema import Experiment
-from train.processes import decided_by_first
+from train.processes import decided_by_first, done_by_all, listed_by_first
 from train.state import State
 
 MODEL = "model."
@@ -131,7 +130,11 @@ class Checkpoints:
 
     def stated(self, step: int, *items: str) -> dict[str, Any]:
         """The JSON items of a checkpoint."""
-        return dict(self.manager.restore(step, args=ocp.args.Composite(**dict.fromkeys(items, ocp.args.JsonRestore()))).items())
+        return dict(self.items(step, **dict.fromkeys(items, ocp.args.JsonRestore())).items())
+
+    def items(self, step: int, **items: ocp.args.CheckpointArgs) -> ocp.args.Composite:
+        """Items of a checkpoint, read without waiting for the other processes, as the manager would: one that fails leaves none waiting."""
+        return ocp.CompositeCheckpointHandler().restore(self.directory / str(step), args=ocp.args.Composite(**items))
 
     def loss(self, step: int) -> float | None:
         """The held-out loss that a checkpoint states, where it can be read: what is damaged is told when it is restored."""
@@ -148,22 +151,24 @@ class Checkpoints:
     def restore(
         self, shapes: State, report: Report, record: Callable[[int], str] | None = None, at_most: int | None = None
     ) -> tuple[int, State] | None:
-        """The newest sound checkpoint (at or before step `at_most`) laid out as `shapes` says, or None where nothing was saved.
+        """The newest sound checkpoint (at or before step `at_most`) laid out as `shapes` says, or None where nothing was saved: of several
+        processes the newest that all can read, of those that process 0 sees.
 
         A damaged one is named through `report` and passed over; so is one before whose step metrics.jsonl, of which `record` gives the
         SHA-256 of the lines before a step, is not what it was. Those passed over are renamed to STEP.damaged, out of the way of the steps
         that are taken again. Raises UserError where a checkpoint belongs to another model, or where all are damaged.
         """
-        steps = [step for step in self.steps() if at_most is None or step <= at_most]
+        steps = [step for step in listed_by_first(self.steps()) if at_most is None or step <= at_most]
         for place, step in enumerate(steps):
             try:
                 state = self.read(step, shapes, record)
-            except OtherModel:
+            except (OtherModel, jax.errors.JaxRuntimeError):  # a device, or another process, is no file
                 raise
             except Exception as error:  # a damaged file surfaces as any exception that orbax, tensorstore or json has
                 report(f"checkpoint {self.directory.name}/{step} is damaged: {first_line(error)}; trying the one before")
                 continue
-            self.set_aside(steps[:place])
+            done_by_all(lambda: self.set_aside(steps[:place]))  # noqa: B023
+            self.manager.reload()
             return step, state
         if steps:
             raise UserError(f"{self.directory}: all of its {len(steps)} checkpoints are damaged; nothing was changed")
@@ -175,26 +180,28 @@ class Checkpoints:
                 aside = self.directory / f"{step}.damaged"
                 shutil.rmtree(aside, ignore_errors=True)
                 (self.directory / str(step)).rename(aside)
-        multihost_utils.sync_global_devices("damaged checkpoints are set aside")
-        self.manager.reload()
 
     def read(self, step: int, shapes: State, record: Callable[[int], str] | None) -> State:
         """The state saved at a step, every array compared with its digest."""
-        stated = self.stated(step, "config", "digests")
-        config, expected = stated["config"]["text"], stated["digests"]
-        if expected.get(CONFIG) != of_text(config):
-            raise ValueError("its config does not match its digest")
+        config, expected = done_by_all(lambda: self.identity(step, record))
         changes = diff(from_json(config), self.config)
         differing = [f"{knob} = {theirs} there, {ours} here" for knob, (ours, theirs) in changes.items() if knob.startswith(MODEL)]
         if differing:
             raise OtherModel(f"checkpoint {self.directory}/{step} is of another model: " + "; ".join(differing))
+        arrays = done_by_all(lambda: self.items(step, state=ocp.args.StandardRestore(named(shapes)))["state"])
+        found = digests(arrays)
+        done_by_all(lambda: compare(found, expected))
+        return jax.tree.unflatten(jax.tree.structure(shapes), [arrays[name] for name in named(shapes)])
+
+    def identity(self, step: int, record: Callable[[int], str] | None) -> tuple[str, dict[str, Any]]:
+        """The config of a checkpoint and its digests, those of the config and of the record compared."""
+        stated = self.stated(step, "config", "digests")
+        config, expected = stated["config"]["text"], stated["digests"]
+        if expected.get(CONFIG) != of_text(config):
+            raise ValueError("its config does not match its digest")
         if record is not None and expected.get(RECORD) not in (None, record(step)):
             raise ValueError(f"of {RECORD} the lines before step {step} are not what they were")
-        arrays = self.manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(named(shapes))))["state"]
-        for name, digest in digests(arrays).items():
-            if expected.get(name) != digest:
-                raise ValueError(f"array {name} does not match its digest")
-        return jax.tree.unflatten(jax.tree.structure(shapes), [arrays[name] for name in named(shapes)])
+        return config, expected
 
     def close(self, report: Report | None = None) -> None:
         self.finish(report)
@@ -204,6 +211,13 @@ class Checkpoints:
 def named(state: State) -> dict[str, Any]:
     """The arrays of a state by name, in the order of its leaves."""
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]}
+
+
+def compare(found: dict[str, str], expected: dict[str, Any]) -> None:
+    """Raises ValueError for an array whose digest is not the expected one."""
+    for name, digest in found.items():
+        if expected.get(name) != digest:
+            raise ValueError(f"array {name} does not match its digest")
 
 
 def digests(arrays: dict[str, jax.Array]) -> dict[str, str]:

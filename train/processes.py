@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,11 @@ GRACE = 10
 """Seconds that a process which fails alone has to put things in order: on the way out much would wait for the others."""
 
 REFUSED = -1
+
+WORDS = 1200
+"""Bytes of an error that the other processes hear of: 300 letters of any kind."""
+
+T = TypeVar("T")
 
 
 def join_processes() -> None:
@@ -70,6 +76,38 @@ def decided_by_first(decide: Callable[[], bool]) -> bool:
     if answer == REFUSED:
         raise SystemExit(2)
     return bool(answer)
+
+
+def listed_by_first(numbers: list[int]) -> list[int]:
+    """The list that process 0 has, at every process."""
+    if jax.process_count() == 1:
+        return numbers
+    count = int(multihost_utils.broadcast_one_to_all(np.int32(len(numbers))))
+    return multihost_utils.broadcast_one_to_all(np.resize(np.int32([*numbers, 0]), count)).tolist()
+
+
+class Elsewhere(UserError):
+    """Another process failed at what all had to do."""
+
+
+def done_by_all(action: Callable[[], T]) -> T:
+    """What `action` returns here, where every process comes to its end; where one fails, all raise: that one its own error, the others
+    Elsewhere with the same words. So they go the same way from here. `action` waits for no other process."""
+    if jax.process_count() == 1:
+        return action()
+    result, error = None, None
+    try:
+        result = action()
+    except Exception as found:
+        error = found
+    words = first_line(error).encode()[:WORDS] if error else b""
+    told = multihost_utils.process_allgather(np.frombuffer(words.ljust(WORDS, b" "), np.uint8))
+    if error is not None:
+        raise error
+    for index, theirs in enumerate(told):
+        if words := bytes(theirs).decode(errors="replace").strip():
+            raise Elsewhere(f"{words} (at process {index} of {jax.process_count()})")
+    return result
 
 
 class Largest:

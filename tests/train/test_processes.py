@@ -17,7 +17,7 @@ from train.loop import run
 
 STEPS = 300
 KNOBS = {"train.steps": STEPS, "mesh.data": 2, "instruments.every": 1, "instruments.probe_every": None, "checkpoint.every": 50,
-         "eval.every": 100, "run.name": "run"}
+         "checkpoint.keep": 6, "eval.every": 100, "run.name": "run"}
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +41,16 @@ def run_here(config: Path, root: Path, resume: bool = False) -> int:
     return run(replace(load(str(config)), KNOBS | here))
 
 
-def start_pair(config: Path, root: Path, *words: str) -> list[subprocess.Popen]:
-    """The two processes of a run, told of each other by three environment variables."""
+def start_pair(config: Path, root: Path, *words: str, program: str | None = None) -> list[subprocess.Popen]:
+    """The two processes of a run, told of each other by three environment variables; started by `program` instead of scripts.train."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     knobs = [str(word) for knob, value in KNOBS.items() for word in (f"--{knob}", value)]
+    python, *rest = training(config, root, *knobs, *words)
     variables = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
-    return [start(training(config, root, *knobs, *words), **variables, JAX_PROCESS_ID=str(index)) for index in range(2)]
+    started = [python, *rest] if program is None else [python, "-c", program, *rest[2:]]
+    return [start(started, **variables, JAX_PROCESS_ID=str(index)) for index in range(2)]
 
 
 def ends(pair: list[subprocess.Popen], timeout: float = 120) -> list[tuple[int, str]]:
@@ -104,6 +106,43 @@ def test_both_refuse_what_process_0_refuses(config, whole, tmp_path):
     (first, said), (second, other) = ends(start_pair(config, tmp_path))
     assert (first, second) == (2, 2), said + other
     assert said.count("--run.resume") == 1 and "error:" not in other and "Traceback" not in said + other
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+ONE_CANNOT_READ = """
+import errno, os, runpy
+import orbax.checkpoint as ocp
+
+def at(process, place, handler, change):
+    original = handler.restore
+
+    def restore(self, directory, *arguments, **named):
+        found = original(self, directory, *arguments, **named)
+        return change(found) if os.environ["JAX_PROCESS_ID"] == process and str(directory).endswith(place) else found
+
+    handler.restore = restore
+
+def fail(_):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+at("1", "300/digests", ocp.JsonCheckpointHandler, fail)
+at("1", "250/state", ocp.StandardCheckpointHandler, fail)
+at("0", "200/digests", ocp.JsonCheckpointHandler, lambda found: found | {"step": "0"})
+runpy.run_module("scripts.train", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_what_one_process_cannot_read_none_goes_on_from(config, whole, tmp_path):
+    """The newest checkpoint has digests that process 1 cannot read, the one before arrays that it cannot read, and in the one before that
+    process 0 finds an array changed: both go on from the fourth, after a line for each of the others, to the byte as one process did."""
+    shutil.copytree(whole, tmp_path / "run")
+    (first, said), (second, other) = ends(start_pair(config, tmp_path, "--run.resume", program=ONE_CANNOT_READ))
+    assert (first, second) == (0, 0), said + other
+    told = [line for line in said.splitlines() if "is damaged" in line]
+    assert [line.split()[1] for line in told] == ["checkpoints/300", "checkpoints/250", "checkpoints/200"]
+    assert all("Input/output error (at process 1 of 2)" in line for line in told[:2]) and "array step does not match" in told[2]
+    conditions = strict_json((tmp_path / "run" / "conditions.json").read_text())
+    assert [entry["step"] for entry in conditions["resumed"]] == [150]
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 

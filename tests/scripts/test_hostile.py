@@ -101,7 +101,7 @@ def test_a_plan_is_run_or_refused():
     assert seen["overrides"] >= 2000 and min(seen["refused"], seen["accepted"]) > 60, seen
 
 
-@settings(max_examples=300, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(changes=overrides, stray=some.sampled_from(((), ("--model.nrom.kind", "rms"), ("--model.overrides", "0: norm.eps=nan"), ("--",))))
 def test_a_command_line_is_run_or_refused(changes, stray, capsys):
     """The same through the command line: exit status 2 and a message without a traceback, or a plan whose shapes can be evaluated."""

@@ -78,8 +78,7 @@ EVERY_PLACEMENT = {"model.depth": len(PLACEMENTS), "model.attention.qk_norm.kind
                    "model.overrides": tuple(f"{layer}: norm.placement={name}" for layer, name in enumerate(PLACEMENTS))}
 MIXTURE = {"model.moe.experts": 4, "model.moe.width": 16}
 MESHES = {
-    "data": {"mesh.data": 8}, "fsdp": {"mesh.fsdp": 8}, "tensor": {"mesh.tensor": 2}, "cube": CUBE,
-    "experts": MIXTURE | {"mesh.data": 2, "mesh.expert": 4}, "all": MIXTURE | {"mesh.fsdp": 2, "mesh.tensor": 2, "mesh.expert": 2},
+    "fsdp": {"mesh.fsdp": 8}, "cube": CUBE, "experts": MIXTURE | {"mesh.fsdp": 2, "mesh.tensor": 2, "mesh.expert": 2},
 }
 
 

@@ -64,6 +64,7 @@ def judge(config: Spikes, recent: Recent, values: Mapping[str, Float[Array, ""]]
     for key, before in recent.items():
         there, value = ~jnp.isnan(before), values[key]
         distance = (value - before.mean(where=there)) / jnp.maximum(before.std(where=there), FLAT)
-        spikes |= (there.sum(dtype=jnp.int32) >= LEAST) & (distance >= config.deviations)
-        after[key] = jnp.where(jnp.isfinite(value), jnp.append(before[1:], value), before)
+        judged = jnp.isfinite(value)
+        spikes |= judged & (there.sum(dtype=jnp.int32) >= LEAST) & (distance >= config.deviations)
+        after[key] = jnp.where(judged, jnp.append(before[1:], value), before)
     return spikes, after

@@ -163,7 +163,8 @@ def test_a_step_judges_as_the_lines_are_judged():
     config, draw = Spikes(action="skip", window=WINDOW, deviations=DEVIATIONS), np.random.default_rng(2)
     lines = [{key: 3 + 0.1 * float(x) for key, x in zip(SINGLE, row, strict=True)} for row in draw.standard_normal((100, len(SINGLE)))]
     loss, grad_norm, update_rms = SINGLE
-    for step, key, value in ((19, loss, 9.0), (40, loss, 9.0), (60, grad_norm, math.nan), (70, grad_norm, 9.0), (99, update_rms, 9.0)):
+    for step, key, value in ((19, loss, 9.0), (40, loss, 9.0), (60, grad_norm, math.nan), (65, grad_norm, math.inf),
+                             (70, grad_norm, 9.0), (99, update_rms, 9.0)):
         lines[step][key] = value
     detector, recent, step = Detector(config), no_values(config), jax.jit(functools.partial(judge, config))
     ours = []

@@ -1,5 +1,6 @@
 """Checkpoints through orbax, each array with a digest of its own: what comes back is what was saved, or is refused by name."""
 
+import functools
 import hashlib
 import logging
 import math
@@ -145,8 +146,8 @@ class Checkpoints:
         return loss if isinstance(loss, float) else None
 
     def panels(self, step: int) -> list[str]:
-        """The lines of the panels before a step that its checkpoint holds."""
-        return self.stated(step, "digests")["digests"].get(PANELS, [])
+        """The lines of the panels before a step that its checkpoint holds. Raises at every process where one cannot read them."""
+        return done_by_all(lambda: self.stated(step, "digests"))["digests"][PANELS]
 
     def restore(
         self, shapes: State, report: Report, record: Callable[[int], str] | None = None, at_most: int | None = None
@@ -167,7 +168,7 @@ class Checkpoints:
             except Exception as error:  # a damaged file surfaces as any exception that orbax, tensorstore or json has
                 report(f"checkpoint {self.directory.name}/{step} is damaged: {first_line(error)}; trying the one before")
                 continue
-            done_by_all(lambda: self.set_aside(steps[:place]))  # noqa: B023
+            done_by_all(functools.partial(self.set_aside, steps[:place]))
             self.manager.reload()
             return step, state
         if steps:

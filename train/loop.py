@@ -57,7 +57,8 @@ def run(config: Experiment) -> int:
         log, clock = Log(directory, config, done if continued else None), Clock(config.data.batch * config.data.sequence)
         of_batch = functools.partial(contents, corpus, config.data, config.train.seed)
         before = [line for line in read_lines(claimed / METRICS) if line["step"] < done] if config.spikes.action else []
-        watch = Watch(config, directory, checkpoints, of_batch, before, checkpoints.panels(done) if done else [], console.print)
+        panels = checkpoints.panels(done) if done and config.spikes.ring else []
+        watch = Watch(config, directory, checkpoints, of_batch, before, panels, console.print)
         step, steps, status, cause = done, config.train.steps, "failed", None
         try:
             with Recorder(log, clock, config, done, watch.judge) as recorder, jax.transfer_guard_device_to_host("disallow"):

@@ -87,7 +87,7 @@ def make_plan(config: Experiment, mesh: jax.sharding.Mesh) -> Plan:
     replicated, of_parameters = NamedSharding(mesh, PartitionSpec()), parameter_shardings(rows, mesh)
     shapes, of = {row.path: jax.ShapeDtypeStruct(row.shape, jnp.float32) for row in rows}, numbers(config.optim)
     of_optimizer = state_shardings(make_optimizer(config.optim, config.train.steps, rows, of), shapes, of_parameters, replicated)
-    everywhere = lambda tree: jax.tree.map(lambda _: replicated, tree)
-    layout = State(replicated, of_parameters, of_optimizer, everywhere(of), replicated, replicated, everywhere(no_values(config.spikes)),
-                   everywhere(no_load(config)))
+    everywhere = lambda make: jax.tree.map(lambda _: replicated, jax.eval_shape(make))
+    layout = State(replicated, of_parameters, of_optimizer, dict.fromkeys(of, replicated), replicated, replicated,
+                   everywhere(lambda: no_values(config.spikes)), everywhere(lambda: no_load(config)))
     return Plan(config, model, rows, mesh, layout)

@@ -1,8 +1,8 @@
 """The list of layers as scanned segments.
 
 Equal repeats of a unit of layers form a segment; its parameters are stored stacked over the repeats, and it runs as one
-`jax.lax.scan` or unrolled, with the same numbers. So compile time does not grow with depth, and checkpoints do not depend on the
-choice. What differs from layer to layer (residual factors, edits, probes, keys) enters the scan as an input.
+`jax.lax.scan` or unrolled, with the same numbers, traced once either way. Scanned, compile time does not grow with depth; checkpoints do
+not depend on the choice. What differs from layer to layer (residual factors, edits, probes, keys) enters the scan as an input.
 """
 
 import functools
@@ -103,7 +103,7 @@ class Segment(nnx.Module):
         slices = (self.unit, *jax.tree.map(by_repeat, (scale, inputs, keys)))
         if not self.unroll:
             return jax.lax.scan(body, x, slices)
-        found = []
+        body, found = jax.jit(body), []  # traced once for all repeats; the compiler inlines the calls
         for repeat in range(self.repeats):
             x, of_repeat = body(x, jax.tree.map(lambda leaf, repeat=repeat: leaf[repeat], slices))
             found.append(of_repeat)

@@ -13,5 +13,5 @@ from configs.schema import Experiment
 def config() -> Experiment:
     return replace(tiny.config(), {
         "model.width": 256, "model.depth": 6, "model.attention.heads": 4, "model.mlp.width": 1024, "model.embedding_scale": 16.0,
-        "data.batch": 8, "data.sequence": 256,
+        "data.batch": 8, "data.sequence": 256, "eval.batches": 2,
     })

@@ -13,5 +13,5 @@ from configs.schema import Experiment
 def config() -> Experiment:
     return replace(tiny.config(), {
         "model.width": 512, "model.depth": 8, "model.attention.heads": 8, "model.mlp.width": 2048, "model.embedding_scale": 22.6,
-        "data.batch": 4, "data.sequence": 512,
+        "data.batch": 4, "data.sequence": 512, "eval.batches": 2,
     })

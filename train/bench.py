@@ -21,8 +21,8 @@ from train.data.corpus import read
 from train.directory import conditions_here
 from train.log import Log
 from train.mesh import make_mesh
+from train.programs import make_programs
 from train.state import make_plan
-from train.step import make_programs
 
 PAIRS, SECONDS = 40, 120.0
 """So many pairs of steps; fewer, but at least ten, where they would take longer than this."""
@@ -42,7 +42,7 @@ def bench(config: Experiment) -> dict[str, Any]:
     config = replace(config, {"instruments.every": 2, "instruments.probe_every": None, "train.steps": max(config.train.steps, 1)})
     plan, corpus = make_plan(config, make_mesh(config.mesh)), read(config.data.source)
     batch, programs = training_batches(corpus, config.data, config.train.seed, plan.mesh), make_programs(plan)
-    seconds: dict[str, list[float]] = {"quiet": [], "loud": []}
+    compiled, seconds = programs.compile(), {"quiet": [], "loud": []}
     products: dict[tuple[int, ...], list[float]] = {size: [] for size in PRODUCTS}
     state, begin = plan.fresh(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +73,7 @@ def bench(config: Experiment) -> dict[str, Any]:
         "telemetry_percent": None if every is None else digits(100 * (ratio[1] - 1) / every),
         "instruments_every": every,
         "tokens_per_second": digits(tokens / np.median(quiet)),
-        "compile_seconds": {name: digits(took) for name, took in programs.seconds.items()},
+        "compile_seconds": {name: digits(took) for name, took in compiled.items()},
         "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
         "model_flops_per_token": flops,
         "matmul_gflops": digits(rate / 1e9),

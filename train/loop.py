@@ -24,11 +24,11 @@ from train.mesh import make_mesh
 from train.nonfinite import all_finite, origin
 from train.optim import numbers
 from train.processes import failing_alone, join_processes, one_record
+from train.programs import due, make_programs
 from train.recorder import Diverged, Recorder
 from train.replay import Replay
 from train.spikes import Spiked, Watch
 from train.state import make_plan
-from train.step import due, make_programs
 from train.summary import summarise
 from train.warm_start import start
 
@@ -81,6 +81,10 @@ def run(config: Experiment) -> int:
                         break
                     state, panel = programs.training(step)(state, batch(step))
                     recorder.push(step, values | watch.written(step, panel), timed=not values)
+                    if step == done:
+                        recorder.settle()
+                        programs.compile()  # so that no later step waits for the compiler
+                        clock.restart()
                 if step == steps:
                     recorder.push(step, values, timed=False)
                 recorder.settle()

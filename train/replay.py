@@ -13,8 +13,8 @@ from train.data.batches import held_out_batch, training_batches
 from train.data.corpus import Corpus, read
 from train.mesh import make_mesh
 from train.optim import numbers
+from train.programs import Programs, make_programs
 from train.state import Plan, State, make_plan
-from train.step import Programs, make_programs
 from train.warm_start import start
 
 

@@ -15,7 +15,7 @@ from train.detector import Detector
 from train.directory import write
 from train.instruments import Published
 from train.log import line_of, plain
-from train.step import due
+from train.programs import due
 
 FOLDER, SKIPPED = "spikes", "train/skipped"
 

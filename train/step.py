@@ -1,10 +1,8 @@
-"""The compiled programs of a run: the training step, quiet or loud, the probe, and the evaluation."""
+"""The functions that a run compiles: the training step, quiet or loud, the probe, and the evaluation."""
 
 import functools
-import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,8 +11,6 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from configs.knobs import flatten, replace
-from configs.schema import Experiment
 from models.moe.balance import Routing, bias_update
 from models.parameters import bind
 from models.transformer import NOTHING
@@ -24,10 +20,9 @@ from train.data.corpus import SEPARATOR
 from train.detector import judge
 from train.instruments import PANEL, PROBE_PANEL, Instrument, Published
 from train.loss import Loss, loss_in_parts, routing_loss
-from train.mesh import make_mesh
 from train.metrics import collapse
-from train.optim import NUMBERS, share_of_peak
-from train.state import Plan, State, make_plan
+from train.optim import share_of_peak
+from train.state import Plan, State
 
 
 def gradients(
@@ -158,65 +153,3 @@ def compile_on(plan: Plan, function, inputs, outputs, donate=()):
 
     outputs = jax.tree.map(lambda x: replicated if x is None else x, outputs, is_leaf=lambda x: x is None)
     return jax.jit(on_mesh, in_shardings=inputs, out_shardings=outputs, donate_argnums=donate)
-
-
-@dataclass(frozen=True)
-class Programs:
-    """The compiled programs of a run; what its config never calls is None. `fresh` makes the state before the first step, from a seed and
-    the optimiser's numbers; `every`: steps between two loud ones; `seconds`: what compiling each of the others took."""
-
-    fresh: Callable[..., State]
-    quiet: Callable | None
-    loud: Callable | None
-    probe: Callable | None
-    evaluate: Callable[[Any, list[Array]], Array]
-    every: int | None
-    seconds: dict[str, float]
-
-    def training(self, step: int) -> Callable[[State, Array], tuple[State, Published]]:
-        """The program that trains at a step."""
-        return self.loud if due(self.every, step) else self.quiet
-
-
-def due(every: int | None, step: int) -> bool:
-    """Whether something that happens every so many steps, from step 0 on, happens at this one."""
-    return every is not None and step % every == 0
-
-
-def make_programs(plan: Plan) -> Programs:
-    """Compiles ahead what the config calls, so that no step waits for the compiler; plans of one structure share their programs."""
-    return programs_of(structure(plan.config))
-
-
-def structure(config: Experiment) -> Experiment:
-    """The config without what the programs do not depend on: the optimiser's numbers, the seed, the run's name and intervals."""
-    default = Experiment()
-    knobs = [f"optim.{knob}" for knob in NUMBERS if getattr(config.optim, knob) is not None]
-    knobs += ["train.seed", "train.on_save_error", "init.from", "data.skip"]
-    knobs += [f"spikes.{knob}" for knob in ("action", "deviations", "window") if config.spikes.action != "skip"]
-    knobs += [knob for knob in flatten(config) if knob.startswith(("run.", "checkpoint.", "eval."))]
-    return replace(config, {knob: flatten(default)[knob] for knob in knobs if knob != "optim.warmup"} | {"optim.warmup": 0})
-
-
-@functools.lru_cache(maxsize=2)
-def programs_of(config: Experiment) -> Programs:
-    """The programs of a structure."""
-    plan, seconds = make_plan(config, make_mesh(config.mesh)), {}
-    state, instruments = plan.shapes(), config.instruments
-    batch = plan.tokens(config.data.batch)
-
-    def compiled(name: str, program, *arguments):
-        start = time.perf_counter()
-        found = program.lower(*arguments).compile()
-        seconds[name] = time.perf_counter() - start
-        return found
-
-    trains, every = config.train.steps > 0, instruments.every if config.spikes.ring is None else 1
-    quiet = None if every == 1 or not trains else compiled("quiet", make_step(plan, loud=False), state, batch)
-    loud = None if every is None or not trains else compiled("loud", make_step(plan, loud=True), state, batch)
-    of_probe = state.parameters, plan.tokens(instruments.probe_batch)
-    probe = None if instruments.probe_every is None else compiled("probe", make_probe(plan), *of_probe)
-    of_batch = compiled("evaluate", make_evaluation(plan), state.parameters, batch)
-    mean = jax.jit(lambda losses: jnp.mean(jnp.stack(losses)))
-    evaluate = lambda parameters, batches: mean([of_batch(parameters, part) for part in batches])
-    return Programs(plan.maker, quiet, loud, probe, evaluate, every, seconds)

@@ -22,6 +22,7 @@ from train import directory as run_directory
 from train import loop
 from train.checkpoint import Checkpoints, Preserved
 from train.log import METRICS, Log
+from train.programs import Program, Programs
 
 STEPS = 12
 MOMENTS = {  # kind: how often it comes in a run, how often it is killed there
@@ -82,11 +83,11 @@ def watch(copies: Copies, patch: pytest.MonkeyPatch) -> None:
         copies.take("in a line", cut_the_last_line)
         return line
 
-    def programs(plan, original=loop.make_programs):
-        found = original(plan)
-        return dataclasses.replace(
-            found, quiet=copies.after("in a step", found.quiet), loud=copies.after("in a step", found.loud),
-            probe=copies.after("in a probe", found.probe), evaluate=copies.after("in an evaluation", found.evaluate))
+    def call(program, *arguments, original=Program.__call__):
+        found = original(program, *arguments)
+        if program.name in ("quiet", "loud", "probe"):
+            copies.take("in a probe" if program.name == "probe" else "in a step")
+        return found
 
     def claim(config, original=run_directory.claim):
         found = original(config)
@@ -96,7 +97,8 @@ def watch(copies: Copies, patch: pytest.MonkeyPatch) -> None:
     manager = ocp.CheckpointManager
     patch.setattr(Log, "write", write)
     patch.setattr(Log, "flush", copies.after("after the flush", Log.flush))
-    patch.setattr(loop, "make_programs", programs)
+    patch.setattr(Program, "__call__", call)
+    patch.setattr(Programs, "evaluate", copies.after("in an evaluation", Programs.evaluate))
     patch.setattr(run_directory, "claim", claim)
     patch.setattr(run_directory, "describe", copies.before("before conditions.json", run_directory.describe))
     patch.setattr(Checkpoints, "save", copies.before("before a save", Checkpoints.save))

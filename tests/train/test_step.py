@@ -11,8 +11,9 @@ import pytest
 from models.stack import REMATS
 from tests.train.small import SAME, assert_published_close, plan_of, small, tokens_of
 from train.instruments import PANEL
+from train.programs import make_programs
 from train.state import State
-from train.step import gradients, make_programs, make_step
+from train.step import gradients, make_step
 
 SMOOTH = {"optim.eps": 1.0, "optim.learning_rate": 1.0, "optim.clip": None}
 """lr g / (|g| + 1): an update no larger than its gradient, so that rounding of the gradient is all the difference there can be."""

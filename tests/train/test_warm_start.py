@@ -14,8 +14,9 @@ from tests.train.small import SAME, mesh_of, plan_of, small, text_of, tokens_of
 from tests.train.sources import KINDS, LLAMA, a_checkpoint, a_run, by_layer, loss_of, values_of
 from train.command_line import parse_experiment
 from train.loop import run
+from train.programs import structure
 from train.source import model_in, transformer_in
-from train.step import make_evaluation, structure
+from train.step import make_evaluation
 from train.warm_start import start
 
 

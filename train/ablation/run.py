@@ -16,7 +16,7 @@ from train.ablation.sweep import progress
 from train.bench import product_rate
 from train.guard import EXIT
 from train.loop import run
-from train.step import structure
+from train.programs import structure
 
 Where = Literal["local", "slurm"]
 SHARE = 0.25

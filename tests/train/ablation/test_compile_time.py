@@ -10,7 +10,7 @@ from configs.load import load_sweep
 from tests.train.ablation.sweeps import write_sweep, write_text
 from train.ablation.run import run_members, write_configs
 from train.ablation.sweep import placed
-from train.step import programs_of
+from train.programs import programs_of
 
 TWELVE = 'seeds(3), values("optim.learning_rate", 0.01, 0.1), values("optim.weight_decay", 0.0, 0.1)'
 SHORT = {

@@ -11,7 +11,7 @@ from train.ablation import curves, figures, tables
 from train.ablation.collect import collect
 from train.ablation.sweep import placed
 from train.loop import run
-from train.step import programs_of, structure
+from train.programs import programs_of, structure
 
 NAME = "tiny_sweep"
 
@@ -97,7 +97,7 @@ def test_without_a_step_the_initial_model_is_measured(untrained):
 def test_without_a_step_no_step_is_compiled(untrained):
     """Probe and evaluation are the programs of a run that has no step."""
     programs = programs_of(structure(load_sweep(str(untrained[0])).base))
-    assert programs.quiet is programs.loud is None and programs.seconds.keys() == {"probe", "evaluate"}
+    assert programs.compile().keys() == {"probe", "evaluate"}
 
 
 def test_a_report_of_initial_models_draws_no_conclusion_about_losses(untrained):

@@ -11,7 +11,8 @@ from configs.knobs import flatten
 from configs.schema import Experiment
 from tests.train.small import SAME, assert_published_close, plan_of, small, tokens_of
 from train.optim import NUMBERS
-from train.step import make_programs, make_step, programs_of, structure
+from train.programs import make_programs, programs_of, structure
+from train.step import make_step
 
 OTHER = {
     "learning_rate": 0.5, "betas": (0.5, 0.75), "eps": 1e-3, "weight_decay": 0.0, "warmup": 7, "floor": 0.25, "cooldown": 0.5, "clip": 8.0,

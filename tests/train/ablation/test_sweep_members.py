@@ -8,7 +8,7 @@ from configs.load import load_sweep
 from tests.train.ablation.sweeps import PLACEMENT, ablate_here, final, report_here, summary, tree, write_sweep, write_text
 from train.ablation.run import unfinished
 from train.ablation.sweep import placed
-from train.step import structure
+from train.programs import structure
 
 NAME = "tiny_sweep"
 

@@ -16,7 +16,7 @@ from tests.train.ablation.sweeps import ablate_here, edit, final, refused, repor
 from tests.train.processes import lines_of
 from train.ablation import curves
 from train.ablation.collect import collect
-from train.step import programs_of
+from train.programs import programs_of
 
 NAME = "tiny_sweep"
 MEMBERS = [f"placement={placement},learning_rate={rate},seed={seed}"
